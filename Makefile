@@ -1,0 +1,35 @@
+# `make demo` and `make test` need nothing but python3 (3.11 or 3.12) and make.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint types unit fmt clean
+
+$(STAMP): pyproject.toml $(wildcard requirements/*.txt)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet -r requirements/torch-cpu.txt
+	$(BIN)/pip install --quiet -r requirements/cpu-engine.txt
+	$(BIN)/pip install --quiet --no-deps -r requirements/cpu-engine-nodeps.txt
+	$(BIN)/pip install --quiet -e '.[dev]'
+	touch $@
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/pyright
+
+unit: $(STAMP)
+	$(BIN)/pytest -m 'not gpu'
+
+test: lint types unit  ## everything that runs without a GPU
+
+fmt: $(STAMP)  ## rewrite the sources in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .cache build dist *.egg-info

@@ -1,0 +1,1 @@
+"""Complete runs on real models."""
