@@ -1,0 +1,1 @@
+"""The subcommands of ``frspec`` that make and judge token maps."""

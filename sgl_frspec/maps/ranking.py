@@ -1,0 +1,82 @@
+"""Counts -> ranked ids: required ids, then by count, then what was never seen, in a sensible order."""
+
+import numpy as np
+
+from sgl_frspec.maps.byte_alphabet import token_bytes
+from sgl_frspec.maps.token_map import Ids, TokenMapError
+from sgl_frspec.maps.vocabulary import Vocabulary
+
+# Shares of weighted sources are stored as whole parts of this.
+SHARE_SCALE = 10**12
+
+
+def rank_ids(counts: Ids, vocabulary: Vocabulary, *, required_ids: tuple[int, ...]) -> Ids:
+    """Every id that the tokenizer can produce, ranked.
+
+    Order: ``required_ids`` as given; ids with a count, most frequent first, ties to the smaller id;
+        unseen single-byte tokens; other unseen tokens in tokenizer order, which for BPE is the
+        order of its merges; reserved and padding slots last.
+
+    Args:
+        counts: int64 ``[V]``, by id.
+        vocabulary: the tokenizer; ids without a token (padding of the LM head) are never ranked.
+        required_ids: ids that stand first whatever their count.
+
+    Returns:
+        int64 ``[N]``.
+    """
+    known = np.zeros(len(counts), dtype=bool)
+    known[[i for i in vocabulary.tokens.values() if i < len(counts)]] = True
+    known[list(required_ids)] = True
+    tier = _unseen_tiers(len(counts), vocabulary)
+    tier[counts > 0] = 0
+    ids = np.arange(len(counts), dtype=np.int64)
+    order = np.lexsort((ids, -counts, tier))
+    first = np.asarray(required_ids, dtype=np.int64)
+    rest = order[known[order] & ~np.isin(order, first)]
+    return np.concatenate([first, rest]).astype(np.int64)
+
+
+def blend_counts(counts: list[Ids], weights: list[float | None]) -> tuple[Ids, str]:
+    """Several sources' counts as one.
+
+    Without weights they are added up. With weights each source contributes its share of the total
+    whatever its size, in whole parts of :data:`SHARE_SCALE`.
+
+    Returns:
+        int64 ``[V]`` and its unit, ``occurrences`` or ``share``.
+
+    Raises:
+        TokenMapError: only some sources have a weight, a weight is not positive, or a weighted
+            source is empty.
+    """
+    if all(weight is None for weight in weights):
+        return np.sum(counts, axis=0, dtype=np.int64), "occurrences"
+    blended = np.zeros(len(counts[0]), dtype=np.float64)
+    given = [w for w in weights if w is not None]
+    if len(given) < len(weights) or min(given) <= 0:
+        raise TokenMapError(
+            f"weights are {weights}; give every source a positive weight, or none of them"
+        )
+    for i, (source, weight) in enumerate(zip(counts, given, strict=True)):
+        total = int(source.sum())
+        if total == 0:
+            raise TokenMapError(
+                f"source {i + 1} has weight {weight} but holds no tokens; remove it"
+            )
+        blended += source * (weight / sum(given) * SHARE_SCALE / total)
+    # A token that was seen keeps a place before those that were not.
+    shares = np.where(blended > 0, np.maximum(np.rint(blended), 1), 0)
+    return shares.astype(np.int64), "share"
+
+
+def _unseen_tiers(size: int, vocabulary: Vocabulary) -> Ids:
+    tier = np.full(size, 2, dtype=np.int64)
+    single_bytes = [i for t, i in vocabulary.tokens.items() if len(t) <= 6 and _is_byte(t)]
+    tier[[i for i in single_bytes if i < size]] = 1
+    tier[[i for i in vocabulary.placeholder_ids if i < size]] = 3
+    return tier
+
+
+def _is_byte(token: str) -> bool:
+    return len(token_bytes(token)) == 1
