@@ -1,4 +1,4 @@
-"""Counts -> ranked ids: required ids, then by count, then what was never seen, in a sensible order."""
+"""Counts -> ranked ids: the required ones, then by count, then what was never seen."""
 
 import numpy as np
 
@@ -51,7 +51,7 @@ def blend_counts(counts: list[Ids], weights: list[float | None]) -> tuple[Ids, s
             source is empty.
     """
     if all(weight is None for weight in weights):
-        return np.sum(counts, axis=0, dtype=np.int64), "occurrences"
+        return np.stack(counts).sum(axis=0), "occurrences"
     blended = np.zeros(len(counts[0]), dtype=np.float64)
     given = [w for w in weights if w is not None]
     if len(given) < len(weights) or min(given) <= 0:

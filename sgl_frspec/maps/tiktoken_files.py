@@ -76,10 +76,7 @@ def tiktoken_tokenizer(path: Path) -> "Tokenizer":
     ]
     vocab = {spell_bytes(token): rank for token, rank in ranks.items()}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # pyright:
-        ignore[reportAttributeAccessIssue][
-            pre_tokenizers.Split(Regex(split_rule(path.stem)), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    split = pre_tokenizers.Split(Regex(split_rule(path.stem)), behavior="isolated")
+    spell = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, spell])
     return tokenizer

@@ -95,8 +95,8 @@ class TokenMap:
         """
         if not 1 <= size <= len(self):
             raise TokenMapError(
-                f"cannot cut a map of {len(self)} ids to {size}; choose a size from 1 to {len(self)}"
-                " or rank a larger map"
+                f"cannot cut a map of {len(self)} ids to {size}; choose a size from 1 to"
+                f" {len(self)} or rank a larger map"
             )
         dropped = set(self.metadata.required_ids) - set(self.ids[:size].tolist())
         if dropped:

@@ -1,4 +1,4 @@
-"""Ranked id lists as ``torch.save`` files: what FR-Spec's authors publish and stock SGLang reads."""
+"""Ranked id lists as ``torch.save`` files: FR-Spec's published maps, stock SGLang's input."""
 
 import io
 import pickle
@@ -44,7 +44,7 @@ def load_torch_ids(path: Path) -> Ids:
 
 
 def torch_file_bytes(ids: Ids) -> bytes:
-    """A ``.pt`` file with ``ids`` as a plain list: read by stock SGLang and by FR-Spec's own code."""
+    """A ``.pt`` file with ``ids`` as a plain list, for stock SGLang and FR-Spec's own code."""
     import torch
 
     buffer = io.BytesIO()

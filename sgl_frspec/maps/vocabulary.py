@@ -1,4 +1,4 @@
-"""A model's tokenizer files: which ids exist, which of them end a turn, which can never be generated."""
+"""A model's tokenizer files: which ids exist, which end a turn, which are never generated."""
 
 import dataclasses
 import functools
@@ -99,7 +99,7 @@ def read_vocabulary(path: PathLike) -> Vocabulary:
 
 
 def required_token_ids(model_dir: PathLike) -> tuple[int, ...]:
-    """Every id that a draft must be able to propose: end of turn first, then special, tool and think tokens.
+    """Every id that a draft must be able to propose: end of turn, then special and tool tokens.
 
     Raises:
         TokenMapError: no tokenizer file is there, or it is damaged.

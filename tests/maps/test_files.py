@@ -61,7 +61,7 @@ def test_missing_file_suggests_close_names(token_map: TokenMap, tmp_path: Path):
 
 
 def test_name_of_a_remote_repository_is_a_missing_file():
-    with pytest.raises(TokenMapError, match="does not exist .* maps are never downloaded"):
+    with pytest.raises(TokenMapError, match=r"does not exist .* maps are never downloaded"):
         load_token_map("thunlp/LLaMA3-Instruct-8B-FR-Spec/freq_32768.pt")
 
 
@@ -123,7 +123,7 @@ def test_damaged_metadata(tmp_path: Path):
 def test_later_format_asks_for_an_upgrade(tmp_path: Path):
     metadata = {"token_map": '{"format_version": 99}'}
     save_file({"ids": np.array([1])}, tmp_path / "m.safetensors", metadata=metadata)
-    with pytest.raises(TokenMapError, match="format 99.*upgrade"):
+    with pytest.raises(TokenMapError, match=r"format 99.*upgrade"):
         load_token_map(tmp_path / "m.safetensors")
 
 
@@ -155,7 +155,11 @@ def test_missing_folder(token_map: TokenMap, tmp_path: Path):
 
 
 def test_interrupted_write_leaves_nothing(tmp_path: Path):
-    with pytest.raises(KeyboardInterrupt), atomic_file(tmp_path / "x") as file:
-        file.write(b"half")
-        raise KeyboardInterrupt
+    def write_half() -> None:
+        with atomic_file(tmp_path / "x") as file:
+            file.write(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_half()
     assert list(tmp_path.iterdir()) == []

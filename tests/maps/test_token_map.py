@@ -35,7 +35,7 @@ def test_two_dimensional_ids():
 
 def test_float_ids():
     with pytest.raises(TokenMapError, match="ids have type float32; store whole numbers"):
-        TokenMap(np.array([1, 2], dtype=np.float32))
+        TokenMap(np.array([1, 2], dtype=np.float32))  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(
