@@ -1,0 +1,1 @@
+"""One module a subcommand of ``python -m bench``; each has ``main(argv) -> exit status``."""

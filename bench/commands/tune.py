@@ -1,0 +1,64 @@
+"""``python -m bench tune``: time an operation's launch configurations, print rows for its table."""
+
+import argparse
+import sys
+
+import torch
+
+from bench import timing
+from bench.checks import fail
+from bench.commands.kernels import chosen_cases
+from bench.environment import pick_device
+from bench.op import Case, OpSpec, Tuning
+
+
+def _arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench tune", description=__doc__)
+    parser.add_argument("--op", required=True, help="a module of bench/ops or an operation")
+    parser.add_argument("--case", default="", help="only cases whose id contains this")
+    parser.add_argument("--top", type=int, default=5, help="configurations to print for each case")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> int:
+    """Exit status 0, or 2 for a bad request; a configuration that is wrong or fails is left out."""
+    args = _arguments(argv)
+    device = pick_device()
+    if device.type != "cuda":
+        print("tune times launch configurations and needs a GPU", file=sys.stderr)
+        return 2
+    from bench import ops
+
+    for op in ops.load(args.op):
+        if op.tuning is None:
+            print(f"# {op.name} has no launch configurations to tune")
+            continue
+        for case in chosen_cases(op, True, args.case):
+            _sweep(op, op.tuning, case, device, args.top)
+    return 0
+
+
+def _sweep(op: OpSpec, tuning: Tuning, case: Case, device: torch.device, top: int) -> None:
+    """Print the ``top`` fastest configurations of ``case`` among those that are right."""
+    touched = op.bytes(case)
+    copies = timing.copies_for(touched, timing.l2_bytes())
+    inputs = [op.make_inputs(case, device, seed) for seed in range(copies)]
+    configs = list(tuning.configs(case))
+    right = [config for config in configs if _right(op, tuning, case, device, config)]
+    thunks = {repr(config): [tuning.make(i, config) for i in inputs] for config in right}
+    times = timing.time_interleaved(thunks, touched)
+    good = [(t.p50, name) for name, t in times.items() if isinstance(t, timing.Timing)]
+    print(f"# {op.name} {case.id}: {len(good)} of {len(configs)} configurations timed")
+    for us, name in sorted(good)[:top]:
+        print(f"{name},  # {us:.2f} µs", flush=True)
+
+
+def _right(op: OpSpec, tuning: Tuning, case: Case, device: torch.device, config: object) -> bool:
+    try:
+        out = tuning.make(op.make_inputs(case, device, 0), config)()
+        verdict = op.check(out, op.reference(op.make_inputs(case, device, 0)))
+    except Exception as error:  # out of registers or shared memory, mostly
+        verdict = fail(f"{type(error).__name__}: {str(error)[:90]}")
+    if not verdict.ok:
+        print(f"# left out: {config}: {verdict.why}", file=sys.stderr)
+    return verdict.ok

@@ -1,0 +1,41 @@
+"""The device that a run uses, and what a result file says about the machine that made it."""
+
+import datetime
+import os
+import subprocess
+
+import torch
+
+
+def pick_device() -> torch.device:
+    """CUDA if there is any, else the CPU with Triton's interpreter.
+
+    Call before anything imports triton: it reads the variable when it is imported.
+    """
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    os.environ["TRITON_INTERPRET"] = "1"
+    return torch.device("cpu")
+
+
+def _output(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def describe(device: torch.device) -> dict[str, str]:
+    """The columns of every row that say where it was measured."""
+    import triton
+
+    on_gpu = device.type == "cuda"
+    query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return {
+        "gpu": torch.cuda.get_device_name(device) if on_gpu else "none (Triton's interpreter)",
+        "driver": _output(*query).splitlines()[0] if on_gpu else "none",
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "git_sha": _output("git", "rev-parse", "--short", "HEAD"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }

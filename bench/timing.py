@@ -1,0 +1,142 @@
+"""Times of kernels as a decode step sees them: inside a CUDA graph, inputs not in the L2 cache.
+
+Host timers and single launches measure the host. So each provider's calls are captured into a
+graph, one call after the other on different inputs, and the graph's replay is timed with events.
+The cache is flushed before each replay, outside the timed region, and every call of a replay
+touches its own inputs, or else more than five L2 caches lie between two calls on the same inputs.
+Providers take turns, so that clocks and temperature drift over all alike.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from bench.op import Thunk
+
+L2_MULTIPLE = 5
+MAX_COPIES = 64
+MAX_BYTES = 24 << 30  # of rotated inputs
+REPLAY_US = 1000.0  # a replay lasts about this long: the graph's own launch is then below 1%
+WARM_UP_S = 0.05
+ROUNDS = (7, 31)
+BUDGET_S = 0.25  # of timed replays, for each provider
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds a call, over replays."""
+
+    p20: float
+    p50: float
+    p80: float
+
+
+def copies_for(touched: float, l2_bytes: int) -> int:
+    """How many sets of inputs rotate, if one call touches ``touched`` bytes."""
+    wanted = math.ceil(L2_MULTIPLE * l2_bytes / max(touched, 1)) + 1
+    return max(1, min(wanted, MAX_COPIES, int(MAX_BYTES // max(touched, 1))))
+
+
+def l2_bytes() -> int:
+    """Size of the current device's L2 cache."""
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+
+
+def _capture(thunks: Sequence[Thunk]) -> torch.cuda.CUDAGraph:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for thunk in thunks[:2]:  # compiles, and lets libraries allocate their workspaces
+            thunk()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = [thunk() for thunk in thunks]  # alive together: each call writes its own
+    del outputs
+    return graph
+
+
+def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    graph.replay()
+    begin.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e3
+
+
+class _Lane:
+    """One provider: its graph and the microseconds of its replays."""
+
+    def __init__(self, thunks: Sequence[Thunk], repeatable: bool) -> None:
+        graph, once = _capture(thunks), 1
+        self.replay_us = _replay_us(graph)
+        if repeatable and self.replay_us < REPLAY_US:
+            once = math.ceil(REPLAY_US / self.replay_us)
+            graph = _capture([*thunks] * once)
+            self.replay_us = _replay_us(graph)
+        self.graph, self.calls = graph, once * len(thunks)
+        self.events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def replay(self, flush: torch.Tensor) -> None:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        flush.zero_()
+        begin.record()
+        self.graph.replay()
+        end.record()
+        self.events.append((begin, end))
+
+    def timing(self) -> Timing:
+        us = sorted(a.elapsed_time(b) * 1e3 / self.calls for a, b in self.events)
+        if len(us) < 2:
+            return Timing(us[0], us[0], us[0])
+        fifths = statistics.quantiles(us, n=5, method="inclusive")
+        return Timing(fifths[0], statistics.median(us), fifths[3])
+
+
+def time_interleaved(
+    thunks: Mapping[str, Sequence[Thunk]], touched: float
+) -> dict[str, Timing | str]:
+    """Time of one call for each provider, or why it could not be captured in a graph.
+
+    Args:
+        thunks: for each provider the same calls on each of the rotated inputs.
+        touched: bytes that one call touches.
+    """
+    cache = l2_bytes()
+    flush = torch.empty(L2_MULTIPLE * cache, dtype=torch.int8, device="cuda")
+    lanes: dict[str, _Lane] = {}
+    results: dict[str, Timing | str] = {}
+    for name, calls in thunks.items():
+        repeatable = (len(calls) - 1) * touched >= L2_MULTIPLE * cache
+        try:
+            lanes[name] = _Lane(calls, repeatable)
+        except Exception as error:  # whatever a library raises; the others go on
+            results[name] = f"{type(error).__name__}: {error}"
+    if lanes:
+        _warm_up(lanes)
+        _take_turns(lanes, flush)
+    return results | {name: lane.timing() for name, lane in lanes.items()}
+
+
+def _take_turns(lanes: Mapping[str, _Lane], flush: torch.Tensor) -> None:
+    slowest_s = max(lane.replay_us for lane in lanes.values()) * 1e-6
+    for _ in range(min(max(int(BUDGET_S / slowest_s), ROUNDS[0]), ROUNDS[1])):
+        for lane in lanes.values():
+            lane.replay(flush)
+    torch.cuda.synchronize()
+
+
+def _warm_up(lanes: Mapping[str, _Lane]) -> None:
+    """By the clock on the wall: a count of calls says nothing about clocks and caches."""
+    until = time.monotonic() + WARM_UP_S
+    while time.monotonic() < until:
+        for lane in lanes.values():
+            lane.graph.replay()
+        torch.cuda.synchronize()

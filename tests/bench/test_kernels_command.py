@@ -1,0 +1,142 @@
+import csv
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from bench import ops
+from bench.__main__ import main
+from bench.checks import equal
+from bench.commands import kernels
+from bench.op import Case
+from bench.runner import run_case
+from tests.bench.toy import provider, raises, toy_op
+
+CPU = torch.device("cpu")
+SMALL = Case(rows=2, H=16, dtype="fp32")
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """Makes the toy the only operation, and the CPU the device."""
+
+    def register(**more):
+        monkeypatch.setattr(ops, "load", lambda wanted=None: [toy_op(**more)])
+        monkeypatch.setattr(kernels, "pick_device", lambda: CPU)
+
+    return register
+
+
+def test_right_providers_exit_zero_and_say_that_nothing_is_timed(registered, capsys):
+    registered(ours=provider(lambda x: x * 2))
+    assert main(["kernels"]) == 0
+    out = capsys.readouterr().out
+    assert "times nothing" in out
+    assert "2 of 2 results right" in out
+
+
+@pytest.mark.parametrize("wrong", [lambda x: x * 2.001, lambda x: x * torch.nan, lambda x: x[:1]])
+def test_a_wrong_provider_fails_the_run(registered, capsys, wrong):
+    registered(ours=provider(wrong))
+    assert main(["kernels"]) == 1
+    assert "FAIL" in capsys.readouterr().out
+
+
+def test_a_raising_provider_fails_the_run_and_the_others_go_on(registered, capsys):
+    registered(ours=provider(raises), other=provider(lambda x: x * 2))
+    assert main(["kernels"]) == 1
+    captured = capsys.readouterr()
+    assert "RuntimeError: no kernel image" in captured.out
+    assert "2 of 3 results right" in captured.out
+
+
+def test_an_absent_provider_says_why_and_fails_nothing(registered, capsys):
+    registered(peer=provider(raises, missing=lambda case: "peer is not installed"))
+    assert main(["kernels"]) == 0
+    assert "absent: peer is not installed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [(["--case", "rows77"], "rows77"), (["--provider", "nobody"], "nobody")],
+)
+def test_bad_requests_exit_two(registered, capsys, argv, message):
+    registered()
+    assert main(["kernels", *argv]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_unknown_operation_names_the_known_ones(capsys):
+    assert main(["kernels", "--op", "nothing"]) == 2
+    assert "nothing" in capsys.readouterr().err
+
+
+def test_list_shows_cases_and_runs_none(registered, capsys):
+    registered(ours=provider(raises))
+    assert main(["kernels", "--list"]) == 0
+    out = capsys.readouterr().out
+    assert "rows64-H64-fp32" in out
+    assert "torch, ours (baseline torch)" in out
+
+
+def test_provider_and_case_select(registered, capsys):
+    registered(ours=provider(raises))
+    assert main(["kernels", "--provider", "torch", "--case", "rows2"]) == 0
+    assert "1 of 1 results right" in capsys.readouterr().out
+
+
+def test_files_hold_every_row_and_the_machine(registered, tmp_path):
+    registered(ours=provider(lambda x: x * 3))
+    assert main(["kernels", "--out", str(tmp_path)]) == 1
+    rows = list(csv.DictReader((tmp_path / "kernels.csv").open()))
+    assert [(r["provider"], r["status"], r["us_p50"]) for r in rows] == [
+        ("torch", "ok", ""),
+        ("ours", "FAIL", ""),
+    ]
+    assert rows[0]["torch"] == torch.__version__
+    machine = json.loads((tmp_path / "kernels.json").read_text())["machine"]
+    assert set(machine) == {"gpu", "driver", "torch", "triton", "git_sha", "date"}
+
+
+def test_a_context_provider_is_checked_by_its_own_rule():
+    own = provider(lambda x: x * 3, check=lambda out, inputs: equal(out, inputs["x"] * 3))
+    (row,) = run_case(toy_op(ours=own), SMALL, CPU, ["ours"])
+    assert row.status == "ok"
+
+
+def test_in_place_providers_do_not_see_each_others_inputs():
+    op = toy_op(ours=provider(lambda x: x.mul_(2)), again=provider(lambda x: x.mul_(2)))
+    assert [row.status for row in run_case(op, SMALL, CPU)] == ["ok"] * 3
+
+
+@pytest.mark.gpu
+def test_no_time_for_a_red_check():
+    rows = _gpu_rows(ours=provider(lambda x: x * 3))
+    assert rows["ours"]["status"] == "FAIL"
+    assert rows["ours"]["us_p50"] is None
+    assert rows["ours"]["speedup"] is None
+    assert rows["torch"]["us_p50"] > 0
+
+
+@pytest.mark.gpu
+def test_times_have_spread_floor_and_speedup():
+    row = _gpu_rows(ours=provider(lambda x: x * 2))["ours"]
+    assert 0 < row["us_p20"] <= row["us_p50"] <= row["us_p80"]
+    assert row["gb_s"] == pytest.approx(8 * 64 * 64 / row["us_p50"] / 1e3)
+    assert row["pct_peak"] == pytest.approx(100 * row["floor_us"] / row["us_p50"])
+    assert row["speedup"] > 0
+
+
+@pytest.mark.gpu
+def test_a_provider_that_cannot_be_captured_is_red_and_the_others_are_timed():
+    rows = _gpu_rows(ours=provider(lambda x: x * (x.sum().item() * 0 + 2)))
+    assert rows["ours"]["status"] == "ERROR"
+    assert "not capturable" in rows["ours"]["note"]
+    assert rows["torch"]["us_p50"] > 0
+
+
+def _gpu_rows(**more) -> dict[str, dict]:
+    case = Case(rows=64, H=64, dtype="fp32")
+    rows = run_case(toy_op(**more), case, torch.device("cuda"))
+    return {row.provider: asdict(row) for row in rows}
