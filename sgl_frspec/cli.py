@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cut": ("sgl_frspec.maps.commands.cut", "the best ranked part of a map"),
     "convert": ("sgl_frspec.maps.commands.convert", "to and from the .pt lists of other engines"),
     "choose": ("sgl_frspec.maps.commands.choose", "the best map size for a model, GPU and traffic"),
+    "explain": ("sgl_frspec.explain.command", "where the time of a cycle must go"),
 }
 
 
