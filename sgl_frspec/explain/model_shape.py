@@ -114,8 +114,8 @@ def _shape(config: Mapping[str, Any], where: str) -> ModelShape:
     experts = next((key for key in _EXPERT_KEYS if config.get(key)), None)
     if experts:
         raise ValueError(
-            f"{where}: {experts} = {config[experts]}; only dense models can be explained: the bytes "
-            "of a mixture of experts depend on which experts a batch reaches"
+            f"{where}: {experts} = {config[experts]}; only dense models can be explained: the "
+            "bytes of a mixture of experts depend on which experts a batch reaches"
         )
     hidden, heads = _size(config, "hidden_size", where), _size(config, "num_attention_heads", where)
     layers = _size(config, "num_hidden_layers", where)
