@@ -1,0 +1,137 @@
+"""Arguments, results and scratch of :mod:`frspec_kernels.reduced_topk`, and their checks."""
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+MAX_K = 64
+NARROW_DTYPES = (torch.float8_e4m3fn, torch.int8)
+HIDDEN_DTYPES = (torch.bfloat16, torch.float16)
+
+
+class TopK(NamedTuple):
+    """The drafts of each row, best first."""
+
+    probs: Tensor  # [B, K] float32: probabilities, or their logarithms
+    token_ids: Tensor  # [B, K] int64
+    lse: Tensor  # [B] float32: log-sum-exp over the whole reduced vocabulary
+
+
+class FinalNorm(NamedTuple):
+    """RMSNorm of ``hidden`` in front of the head: ``x / sqrt(mean(x²) + eps) · weight``.
+
+    With ``residual`` [B, H], x is hidden + residual, and residual is overwritten by that sum.
+    """
+
+    weight: Tensor  # [H]
+    eps: float
+    residual: Tensor | None = None
+
+
+class HeadInputs(NamedTuple):
+    """What :func:`~frspec_kernels.reduced_topk.reduced_vocab_topk` reads."""
+
+    hidden: Tensor
+    head: Tensor
+    token_map: Tensor | None
+    head_scale: Tensor | None
+    row_ids: Tensor | None
+    temperature: Tensor | None
+    norm: FinalNorm | None
+
+    @property
+    def rows(self) -> int:
+        """Rows of hidden, B."""
+        return self.hidden.shape[0]
+
+    @property
+    def vocab(self) -> int:
+        """Ids of the reduced vocabulary, V."""
+        return (self.head if self.row_ids is None else self.row_ids).shape[0]
+
+    @property
+    def token_ids(self) -> Tensor | None:
+        """[V] token id of each draft id; None where they are the same."""
+        return self.row_ids if self.token_map is None else self.token_map
+
+
+class Workspace(NamedTuple):
+    """Scratch, from :func:`~frspec_kernels.reduced_topk.allocate_workspace`."""
+
+    state: Tensor  # int64: slices' keys and softmax states
+    normed: Tensor  # [B, H]: after a call with ``norm``, the normalised rows
+
+
+def allocate_output(rows: int, k: int, device: torch.device | str) -> TopK:
+    """Uninitialised outputs for ``rows`` rows."""
+    return TopK(
+        torch.empty(rows, k, dtype=torch.float32, device=device),
+        torch.empty(rows, k, dtype=torch.int64, device=device),
+        torch.empty(rows, dtype=torch.float32, device=device),
+    )
+
+
+def check_tensor(
+    name: str, tensor: Tensor, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]
+) -> None:
+    """Shape, type and unit stride in the last dimension."""
+    if tensor.dtype not in dtypes:
+        raise TypeError(f"{name} is {tensor.dtype}; use one of {dtypes}")
+    if tuple(tensor.shape) != shape:
+        raise ValueError(f"{name} is {tuple(tensor.shape)}, expected {shape}")
+    if tensor.numel() and tensor.stride(-1) != 1:
+        raise ValueError(f"{name} has stride {tensor.stride(-1)} in its last dimension; make it 1")
+
+
+def check_inputs(inputs: HeadInputs, k: int) -> None:
+    """Raise ``ValueError`` or ``TypeError`` for what the kernels cannot take."""
+    hidden, head = inputs.hidden, inputs.head
+    if hidden.dim() != 2 or head.dim() != 2:
+        raise ValueError(f"hidden {tuple(hidden.shape)} and head {tuple(head.shape)} must be 2-D")
+    hidden_size, vocab = hidden.shape[1], inputs.vocab
+    check_tensor("hidden", hidden, (inputs.rows, hidden_size), HIDDEN_DTYPES)
+    check_tensor("head", head, (head.shape[0], hidden_size), (hidden.dtype, *NARROW_DTYPES))
+    if not 1 <= k <= min(MAX_K, vocab):
+        raise ValueError(f"k is {k}; give 1 to {MAX_K}, at most the {vocab} ids of the head")
+    if (head.dtype in NARROW_DTYPES) != (inputs.head_scale is not None):
+        raise ValueError(f"a {head.dtype} head with head_scale {inputs.head_scale is not None}")
+    for name, tensor, shape, dtypes in (
+        ("token_map", inputs.token_map, (vocab,), (torch.int64, torch.int32)),
+        ("row_ids", inputs.row_ids, (vocab,), (torch.int64, torch.int32)),
+        ("head_scale", inputs.head_scale, (vocab,), (torch.float32,)),
+        ("temperature", inputs.temperature, (inputs.rows,), (torch.float32,)),
+    ):
+        if tensor is not None:
+            check_tensor(name, tensor, shape, dtypes)
+    if head.dtype == torch.float8_e4m3fn and not _converts_fp8(head.device):
+        raise TypeError(
+            f"{head.device} has no conversion from fp8-e4m3; use int8 or {hidden.dtype}"
+        )
+    if inputs.norm is not None:
+        _check_norm(inputs.norm, hidden)
+
+
+@cache
+def _converts_fp8(device: torch.device) -> bool:
+    """NVIDIA GPUs do from compute capability 8.9; AMD's have another fp8 type."""
+    if device.type != "cuda":
+        return True
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def _check_norm(norm: FinalNorm, hidden: Tensor) -> None:
+    floats = (*HIDDEN_DTYPES, torch.float32)
+    check_tensor("norm.weight", norm.weight, (hidden.shape[1],), floats)
+    if norm.residual is not None:
+        check_tensor("norm.residual", norm.residual, tuple(hidden.shape), floats)
+
+
+def check_output(out: TopK, rows: int, k: int) -> None:
+    """Raise unless ``out`` holds contiguous results for ``rows`` rows and ``k``."""
+    check_tensor("out.probs", out.probs, (rows, k), (torch.float32,))
+    check_tensor("out.token_ids", out.token_ids, (rows, k), (torch.int64,))
+    check_tensor("out.lse", out.lse, (rows,), (torch.float32,))
+    if not (out.probs.is_contiguous() and out.token_ids.is_contiguous()):
+        raise ValueError("out.probs and out.token_ids must be contiguous")
