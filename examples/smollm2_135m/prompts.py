@@ -61,23 +61,30 @@ def open_turns(tokenizer: Any, count: int, seed: int) -> list[OpenTurn]:
     return turns
 
 
-def _grams(text: str) -> set[tuple[str, ...]]:
-    words = re.findall(r"\w+", text.lower())
-    length = min(_OVERLAP_WORDS, max(1, len(words)))
+def _grams(words: list[str], length: int) -> set[tuple[str, ...]]:
     return {tuple(words[i : i + length]) for i in range(len(words) - length + 1)}
 
 
 def usable_prompts(candidates: list[Prompt], held_out: list[Prompt]) -> list[Prompt]:
     """Drop repeated prompts, those of hardly any words, and those close to a held-out one.
 
-    Close means that they share eight consecutive words, or all words of a shorter prompt.
+    Close means that they share eight consecutive words, or all words of the shorter prompt.
     """
-    forbidden = {gram for prompt in held_out for gram in _grams(prompt.text)}
+    held = [re.findall(r"\w+", prompt.text.lower()) for prompt in held_out]
+    # By length: what of the held-out prompts a candidate's own run of words must not equal.
+    forbidden = {
+        length: {gram for words in held for gram in _grams(words, length)}
+        for length in range(1, _OVERLAP_WORDS + 1)
+    }
+    short = {tuple(words) for words in held if len(words) < _OVERLAP_WORDS}
     known: set[str] = set()
     kept: list[Prompt] = []
     for prompt in candidates:
-        key = " ".join(re.findall(r"\w+", prompt.text.lower()))
-        if len(key) < 8 or key in known or _grams(prompt.text) & forbidden:
+        words = re.findall(r"\w+", prompt.text.lower())
+        key, length = " ".join(words), min(_OVERLAP_WORDS, len(words))
+        if len(key) < 8 or key in known or _grams(words, length) & forbidden[length]:
+            continue
+        if any(whole in _grams(words, len(whole)) for whole in short):
             continue
         known.add(key)
         kept.append(prompt)
