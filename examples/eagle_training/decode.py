@@ -138,9 +138,10 @@ class _Batch:
         self.context_lengths = torch.tensor([*map(len, contexts), 1], device=device)
         self.documents = self.contexts.new_zeros((n + 1, settings.max_length))
         self.lengths = self.contexts.new_zeros(n + 1)
-        self.document = torch.arange(settings.rows, device=device).clamp(max=n)
-        self.next_document = torch.tensor(settings.rows, device=device)
-        self.position = self.contexts.new_zeros(settings.rows)
+        rows = min(settings.rows, n)
+        self.document = torch.arange(rows, device=device)
+        self.next_document = torch.tensor(rows, device=device)
+        self.position = self.contexts.new_zeros(rows)
         self.token = self.contexts[self.document, 0]
         self.documents[self.document, 0] = self.token
         self._stop = torch.tensor(settings.stop_ids, device=device)
