@@ -62,22 +62,29 @@ def finite_maximum(maximum):
 
 
 @triton.jit
-def empty_best(K: tl.constexpr, K_PAD: tl.constexpr):
-    """[K_PAD] keys to insert into: K free slots with distinct keys, the others never replaced."""
+def extract_best(keys, K: tl.constexpr, K_PAD: tl.constexpr):
+    """[K_PAD] the K largest of the distinct ``keys`` [N] in descending order.
+
+    A slot without a key is below every key, and no two of those are equal; slots from K on are
+    ``HIGHEST_KEY``, which no insertion replaces.
+    """
     slot = tl.arange(0, K_PAD)
-    return tl.where(slot < K, slot.to(tl.int64) + LOWEST_KEY, HIGHEST_KEY)
+    best = tl.where(slot < K, LOWEST_KEY + 1 + slot.to(tl.int64), HIGHEST_KEY)
+    for rank in range(K):
+        top = tl.max(keys, axis=0)
+        best = tl.where((slot == rank) & (top > LOWEST_KEY), top, best)
+        keys = tl.where(keys == top, LOWEST_KEY, keys)
+    return best
 
 
 @triton.jit
-def insert_best(best, keys, K: tl.constexpr):
-    """The K largest of ``best`` [K_PAD] (in no order) and the distinct ``keys`` [N].
+def insert_best(best, keys):
+    """The K largest of ``best`` (from :func:`extract_best`) and the distinct ``keys``, unordered.
 
     A round moves one key; the rounds stop when no key left beats the worst of the best.
     """
-    top = tl.max(keys, axis=0)
-    if K == 1:
-        return tl.maximum(best, top)
     worst = tl.min(best, axis=0)
+    top = tl.max(keys, axis=0)
     while top > worst:
         best = tl.where(best == worst, top, best)
         keys = tl.where(keys == top, LOWEST_KEY, keys)

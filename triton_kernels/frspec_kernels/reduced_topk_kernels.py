@@ -14,7 +14,7 @@ from frspec_kernels.pdl import wait_for_previous
 from frspec_kernels.primitives import (
     LOWEST_KEY,
     descending_rank,
-    empty_best,
+    extract_best,
     finite_maximum,
     insert_best,
     key_score,
@@ -23,6 +23,22 @@ from frspec_kernels.primitives import (
     sortable_key,
     unpack_softmax_state,
 )
+
+
+@triton.jit
+def _widen(w, dtype: tl.constexpr):
+    """Head weights in the type of hidden, exactly.
+
+    The conversions that compilers make of a plain cast to bf16 cannot keep up with the memory: one
+    slow instruction an fp8 value, four byte permutations an int8 value. Both go through float32.
+    """
+    if w.dtype == tl.float8e4nv and dtype == tl.bfloat16:
+        return w.to(tl.float16).to(tl.float32).to(dtype)
+    if w.dtype == tl.int8 and dtype == tl.bfloat16:
+        # The bits of 2**23 + 128 + w, from which 2**23 + 128 is subtracted.
+        bits = w.to(tl.uint8, bitcast=True).to(tl.uint32) ^ 0x4B000080
+        return (bits.to(tl.float32, bitcast=True) - 8388736.0).to(dtype)
+    return w.to(dtype)
 
 
 @triton.jit
@@ -53,7 +69,7 @@ def _tile_scores(
             mask_h = start + offs_h < H
             w = tl.load(head, mask=mask_h[None, :], other=0.0)
             x = tl.load(hidden, mask=mask_h[:, None] & mask_b[None, :], other=0.0)
-        scores = tl.dot(w.to(x.dtype), x, scores)
+        scores = tl.dot(_widen(w, x.dtype), x, scores)
         head += BLOCK_H
         hidden += BLOCK_H
     return scores
@@ -178,12 +194,12 @@ def merge_topk_kernel(
     part_maximum = tl.where(mask_p, part_maximum, float("-inf"))
     maximum = tl.max(part_maximum, axis=0)
     total = tl.sum(part_total * tl.exp(part_maximum - finite_maximum(maximum)), axis=0)
-    best = insert_best(empty_best(K, K_PAD), keys, K)
+    best = extract_best(keys, K, K_PAD)
     slot = 1
     asked = keys >= tl.min(best, axis=0)
-    while (slot < K) & (tl.max(tl.where(asked, 1, 0)) > 0):
+    while (slot < K) & (tl.max(tl.where(asked, 1, 0), axis=0) > 0):
         keys = tl.load(state + slot * stride_state_slot, mask=asked, other=LOWEST_KEY)
-        best = insert_best(best, keys, K)
+        best = insert_best(best, keys)
         asked = keys >= tl.min(best, axis=0)
         slot += 1
     slots = tl.arange(0, K_PAD)

@@ -1,0 +1,180 @@
+"""The draft head: hidden states to the top-k of a reduced vocabulary.
+
+``eager`` is SGLang's chain of operations: product in the type of hidden, cast to float32, softmax,
+top-k, token ids. It always has a contiguous head in the type of hidden; with an fp8 or int8 head or
+gathered rows that is a copy made beforehand, of twice the bytes or more. ``gemm`` is the product
+alone, for context, and ``full`` the same chain over the whole vocabulary.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from bench.checks import Verdict, no_worse_than_torch, ties_to_smaller_id
+from bench.op import Case, OpSpec, Provider, Tuning
+from bench.ops._reduced_topk_inputs import (
+    CASES,
+    FULL_VOCAB,
+    NARROW_MAX,
+    SMALL_CASES,
+    Inputs,
+    check,
+    make_inputs,
+    reference,
+    stock_chain,
+)
+from bench.providers import compiled, needs_gpu, poisoned
+from frspec_kernels.reduced_topk import (
+    LaunchConfig,
+    TopK,
+    Workspace,
+    allocate_workspace,
+    reduced_vocab_topk,
+)
+
+
+def check_ours(out: TopK, inputs: Inputs) -> Verdict:
+    """:func:`check`, and the order of equal probabilities."""
+    return check(out, reference(inputs)) & ties_to_smaller_id(out.probs, out.token_ids)
+
+
+def _buffers(inputs: Inputs, config: LaunchConfig | None = None) -> tuple[Workspace, TopK]:
+    (rows, width), vocab, device = inputs.hidden.shape, len(inputs.token_map), inputs.hidden.device
+    workspace = allocate_workspace(
+        rows, vocab, width, inputs.k,
+        dtype=inputs.hidden.dtype, device=device, head_dtype=inputs.head.dtype, config=config,
+    )  # fmt: skip
+    workspace.state.fill_(-1)
+    workspace.normed.fill_(float("nan"))
+    return workspace, TopK(
+        poisoned(rows, inputs.k, dtype=torch.float32, device=device),
+        poisoned(rows, inputs.k, dtype=torch.int64, device=device),
+        poisoned(rows, dtype=torch.float32, device=device),
+    )
+
+
+def _ours(inputs: Inputs, config: LaunchConfig | None = None) -> Callable[[], TopK]:
+    workspace, out = _buffers(inputs, config)
+    return lambda: reduced_vocab_topk(
+        inputs.hidden, inputs.head, inputs.k,
+        workspace=workspace, out=out, config=config, **inputs.options,
+    )  # fmt: skip
+
+
+def _eager(inputs: Inputs) -> Callable[[], tuple[Tensor, Tensor]]:
+    return lambda: stock_chain(inputs)
+
+
+@cache
+def _compiled_chain() -> Callable[..., tuple[Tensor, Tensor]]:
+    def chain(hidden: Tensor, dense: Tensor, token_map: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        return stock_chain(Inputs(k, hidden, dense, dense, token_map))
+
+    return compiled(chain)
+
+
+def _compiled(inputs: Inputs) -> Callable[[], tuple[Tensor, Tensor]]:
+    chain = _compiled_chain()
+    return lambda: chain(inputs.hidden, inputs.dense, inputs.token_map, inputs.k)
+
+
+def _is_plain(case: Case) -> bool:
+    return (case["dtype"], case["kind"], case["H"], case["k"]) == ("bf16", "contiguous", 4096, 10)
+
+
+def _not_compiled(case: Case) -> str | None:
+    """Compilation takes seconds a case: one row count at three sizes shows what it gives."""
+    if _is_plain(case) and case["rows"] == 16 and case["V"] in (8192, 32768, FULL_VOCAB):
+        return needs_gpu(case)
+    return "compiled at 16 rows and three sizes only"
+
+
+def _gemm(inputs: Inputs) -> Callable[[], Tensor]:
+    return lambda: inputs.hidden @ inputs.dense.T
+
+
+def _check_gemm(out: Tensor, inputs: Inputs) -> Verdict:
+    truth = inputs.hidden.double() @ inputs.dense.double().T
+    return no_worse_than_torch(out, inputs.hidden @ inputs.dense.T, truth)
+
+
+def _gemm_bytes(case: Case) -> float:
+    return 2 * (case["V"] * case["H"] + case["rows"] * (case["H"] + case["V"]))
+
+
+def _full_head(inputs: Inputs) -> Inputs:
+    head = torch.randn(
+        FULL_VOCAB, inputs.hidden.shape[1], dtype=inputs.hidden.dtype, device=inputs.hidden.device
+    )
+    head *= 3 / inputs.hidden.shape[1] ** 0.5
+    return Inputs(inputs.k, inputs.hidden, head, head, torch.arange(FULL_VOCAB, device=head.device))
+
+
+def _full(inputs: Inputs) -> Callable[[], tuple[Tensor, ...]]:
+    full = _full_head(inputs)
+    return lambda: (*stock_chain(full), full.dense)
+
+
+def _check_full(out: tuple[Tensor, ...], inputs: Inputs) -> Verdict:
+    probs, token_ids, head = out
+    full = Inputs(inputs.k, inputs.hidden, head, head, torch.arange(len(head), device=head.device))
+    return check((probs, token_ids), reference(full))
+
+
+def _full_only_beside(case: Case) -> str | None:
+    if _is_plain(case) and case["V"] == 32768:
+        return needs_gpu(case)
+    return "the whole vocabulary does not change with V"
+
+
+def _full_bytes(case: Case) -> float:
+    return _bytes(Case(**{**case.params, "V": FULL_VOCAB}))
+
+
+def _bytes(case: Case) -> float:
+    """The head and the token ids of the winners are what counts; scales, norm and hidden too."""
+    rows, vocab, width, k = (case[name] for name in ("rows", "V", "H", "k"))
+    narrow = case["dtype"] in NARROW_MAX
+    total = vocab * width * (1 if narrow else 2) + 4 * vocab * narrow
+    total += 8 * vocab * (1 + (case["kind"] == "gathered"))  # token map; rows to gather
+    total += 2 * rows * width * (3 if case["kind"] == "norm" else 1)
+    return total + rows * (12 * k + 4)
+
+
+def _flops(case: Case) -> float:
+    return 2.0 * case["rows"] * case["V"] * case["H"]
+
+
+def _configs(case: Case) -> list[LaunchConfig]:
+    return [
+        LaunchConfig(*sizes)
+        for sizes in product((32, 64, 128), (64, 128, 256), (4, 8), (2, 3, 4, 5, 6))
+        if sizes[0] * sizes[1] * sizes[3] * 2 <= 160 << 10
+    ]
+
+
+OPS = (
+    OpSpec(
+        name="reduced_topk",
+        cases=CASES,
+        small_cases=SMALL_CASES,
+        make_inputs=make_inputs,
+        reference=reference,
+        check=check,
+        providers={
+            "ours": Provider(_ours, check=check_ours),
+            "eager": Provider(_eager),
+            "compiled": Provider(_compiled, missing=_not_compiled),
+            "gemm": Provider(_gemm, missing=needs_gpu, check=_check_gemm, bytes=_gemm_bytes),
+            "full": Provider(_full, _full_only_beside, _check_full, _full_bytes),
+        },
+        baseline="eager",
+        bytes=_bytes,
+        flops=_flops,
+        axes=("V", "rows"),
+        tuning=Tuning(_configs, _ours),
+    ),
+)
