@@ -49,7 +49,6 @@ def fit_token_map(
     """
     metadata = token_map.metadata
     _check_tokenizer(metadata.tokenizer_fingerprint, tokenizer_fingerprint, metadata.tokenizer)
-    check_ids(token_map.ids, vocab_size=vocab_size)
     required = sorted({*required_ids, *metadata.required_ids})
     if required and not 0 <= required[0] <= required[-1] < vocab_size:
         bad = required[0] if required[0] < 0 else required[-1]
@@ -60,6 +59,8 @@ def fit_token_map(
     size = len(token_map) if size is None else size
     _check_size(size, len(token_map), min_size, len(required))
     ranked = token_map.ids[:size]
+    # Ids beyond the head are harmless past the cut: input-only tokens rank last there.
+    check_ids(ranked, vocab_size=vocab_size)
     added = np.setdiff1d(np.asarray(required, dtype=np.int64), ranked)
     replaceable = np.flatnonzero(~np.isin(ranked, required))
     dropped = replaceable[len(replaceable) - len(added) :]

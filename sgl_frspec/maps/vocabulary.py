@@ -27,8 +27,10 @@ END_OF_TURN = (
     "<｜end▁of▁sentence｜>",
     "</s>",
 )
-# Slots that a tokenizer keeps free, and padding: no model generates them.
-PLACEHOLDER = re.compile(r"reserved|unused|place.?holder|extra_id|^\W*_?pad(ding)?_?\W*$", re.I)
+# Free slots, padding, and marks of media in the input: no language model generates them.
+PLACEHOLDER = re.compile(
+    r"reserved|unused|place.?holder|extra_id|image|audio|video|vision|^\W*_?pad(ding)?_?\W*$", re.I
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,7 +41,7 @@ class Vocabulary:
         tokens: token -> id, added tokens included, as spelled in ``tokenizer.json``.
         eos_ids: ids that end a generation or a turn, in the order found.
         required_ids: ``eos_ids``, then every other special, tool or think token.
-        placeholder_ids: reserved and padding slots.
+        placeholder_ids: slots that are never generated.
         model_vocab_size: rows of the LM head where ``config.json`` says so; may exceed ``size``.
     """
 

@@ -1,0 +1,1 @@
+"""From files of text to token counts: sources, their formats, and parallel tokenization."""
