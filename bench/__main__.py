@@ -9,6 +9,7 @@ import importlib
 import sys
 
 COMMANDS = {
+    "cross-compile": "compile every shipped kernel for four GPUs, none needed; refuse spills",
     "kernels": "check every operation against fp64, then time it beside its alternatives",
     "tune": "time the launch configurations of an operation, print rows for its table",
 }
@@ -21,7 +22,8 @@ def main(argv: list[str]) -> int:
     for name, summary in COMMANDS.items():
         commands.add_parser(name, help=summary, add_help=False)
     command = parser.parse_args(argv[:1]).command
-    return importlib.import_module(f"bench.commands.{command}").main(argv[1:])
+    module = command.replace("-", "_")
+    return importlib.import_module(f"bench.commands.{module}").main(argv[1:])
 
 
 if __name__ == "__main__":

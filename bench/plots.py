@@ -1,18 +1,31 @@
-"""Time against a parameter of the cases: a line for each provider, and the floor."""
+"""Time against a parameter of the cases: a line for each provider, its spread, and the floor."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.op import Case, OpSpec
 from bench.runner import Row
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+
+# Okabe and Ito's colours, which the colour-blind can tell apart; the first provider is ours.
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#666666")
+MARKERS = "osD^vPX"
+PANELS_A_ROW = 3
+
+Times = Mapping[tuple[str, str], Row]  # by case id and provider
 
 
 def draw(op: OpSpec, cases: Sequence[Case], rows: Sequence[Row], out: Path) -> list[Path]:
     """One image for each of the operation's axes that at least two cases differ in alone."""
     times = {(r.case, r.provider): r for r in rows if r.op == op.name and r.us_p50}
+    timed = {case for case, _ in times}
     drawn = []
     for axis in op.axes:
-        groups = _groups([c for c in cases if any(k[0] == c.id for k in times)], axis)
+        groups = _groups([c for c in cases if c.id in timed], axis)
         if groups:
             drawn.append(_image(op, axis, groups, times, out))
     return drawn
@@ -24,32 +37,81 @@ def _groups(cases: Sequence[Case], axis: str) -> dict[str, list[Case]]:
     for case in cases:
         if axis in case.params:
             rest = Case(**{k: v for k, v in case.params.items() if k != axis})
-            groups.setdefault(rest.id, []).append(case)
+            groups.setdefault(_title(rest), []).append(case)
     return {k: sorted(g, key=lambda c: c[axis]) for k, g in groups.items() if len(g) > 1}
 
 
+def _title(case: Case) -> str:
+    return ", ".join(v if isinstance(v, str) else f"{k} {v:,}" for k, v in case.params.items())
+
+
 def _image(
-    op: OpSpec,
-    axis: str,
-    groups: dict[str, list[Case]],
-    times: dict[tuple[str, str], Row],
-    out: Path,
+    op: OpSpec, axis: str, groups: Mapping[str, Sequence[Case]], times: Times, out: Path
 ) -> Path:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.5 * len(groups), 4.2), layout="constrained")
-    panels = figure.subplots(1, len(groups), squeeze=False)[0]
-    for ax, (title, cases) in zip(panels, groups.items(), strict=True):
-        for name in op.providers:
-            points = [(c[axis], times[c.id, name].us_p50) for c in cases if (c.id, name) in times]
-            if points:
-                ax.plot(*zip(*points, strict=True), marker="o", label=name)
-        floors = [next(r.floor_us for k, r in times.items() if k[0] == c.id) for c in cases]
-        ax.plot([c[axis] for c in cases], floors, "k--", label="floor")
-        ax.set(title=title, xlabel=axis, ylabel="µs (p50)", xscale="log", yscale="log")
-        ax.grid(alpha=0.3, which="both")
-        ax.legend(fontsize="small")
-    figure.suptitle(op.name)
+    columns = min(len(groups), PANELS_A_ROW)
+    lines = -(-len(groups) // columns)
+    figure = Figure(figsize=(max(4.4 * columns, 6.4), 3.6 * lines + 0.9), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False).flatten()
+    for ax, (title, cases) in zip(panels, groups.items(), strict=False):
+        _panel(ax, op, axis, cases, times)
+        ax.set_title(title, fontsize="medium")
+    for ax in panels[len(groups) :]:
+        ax.set_visible(False)
+    handles: dict[str, Artist] = {}
+    for ax in panels[: len(groups)]:
+        artists, labels = ax.get_legend_handles_labels()
+        handles |= dict(zip(labels, artists, strict=True))
+    figure.legend(
+        [*handles.values()],
+        [*handles],
+        loc="outside lower center",
+        ncols=min(len(handles), 6),
+        frameon=False,
+    )
+    figure.suptitle(f"{op.name}: time of a call, median with 20th to 80th percentile")
     path = out / f"{op.name}-{axis}.png"
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=140)
     return path
+
+
+def _panel(ax: "Axes", op: OpSpec, axis: str, cases: Sequence[Case], times: Times) -> None:
+    for index, name in enumerate(op.providers):
+        measured = [(c[axis], times[c.id, name]) for c in cases if (c.id, name) in times]
+        if measured:
+            _line(ax, index, name, measured)
+    floors = [next(r for k, r in times.items() if k[0] == c.id).floor_us or 0.0 for c in cases]
+    ticks = [c[axis] for c in cases]
+    ax.plot(ticks, floors, color="black", linestyle="--", linewidth=1, label="floor", zorder=1)
+    ax.set(xlabel=axis, ylabel="µs", xscale="log", yscale="log")
+    ax.set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize="small")
+    ax.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.yaxis.set_minor_formatter("{x:g}")
+    ax.tick_params(axis="y", which="both", labelsize="small")
+    ax.grid(alpha=0.25, which="both", linewidth=0.6)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _line(ax: "Axes", index: int, name: str, measured: Sequence[tuple[float, Row]]) -> None:
+    colour = COLOURS[index % len(COLOURS)]
+    where = [x for x, _ in measured]
+    ax.fill_between(
+        where,
+        [row.us_p20 or row.us_p50 or 0.0 for _, row in measured],
+        [row.us_p80 or row.us_p50 or 0.0 for _, row in measured],
+        color=colour,
+        alpha=0.15,
+        linewidth=0,
+    )
+    ax.plot(
+        where,
+        [row.us_p50 or 0.0 for _, row in measured],
+        color=colour,
+        marker=MARKERS[index % len(MARKERS)],
+        markersize=4.5,
+        linewidth=2.2 if index == 0 else 1.3,
+        zorder=3 if index == 0 else 2,
+        label=name,
+    )

@@ -8,6 +8,8 @@ import torch
 
 from bench.op import Case
 
+SHAPES_PER_FUNCTION = 1000
+
 
 def needs(package: str) -> Callable[[Case], str | None]:
     """``missing`` of a provider that needs a GPU and the optional package ``package``."""
@@ -27,7 +29,11 @@ def needs_gpu(case: Case) -> str | None:
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``torch.compile`` for the very shapes of the case, whatever ran before."""
+    """``torch.compile`` for the very shapes of each call, however many other shapes ran before."""
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = SHAPES_PER_FUNCTION
+    torch._dynamo.config.accumulated_recompile_limit = SHAPES_PER_FUNCTION
     return torch.compile(function, dynamic=False, fullgraph=True)
 
 

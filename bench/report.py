@@ -52,17 +52,40 @@ def write(rows: Sequence[Row], machine: Mapping[str, str], out: Path, stem: str)
     (out / f"{stem}.json").write_text(json.dumps(document, indent=1) + "\n")
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """The timed rows as a Markdown table, one line a case, one column a provider (p50 in µs)."""
+def markdown(rows: Sequence[Row], machine: Mapping[str, str]) -> str:
+    """A Markdown table of the timed rows: a line a case, a column a provider (p50 in µs).
+
+    Then the floor, what percentage of the measured peak the operation's first provider (ours, by
+    custom) reaches, and how many times faster it is than the baseline and than the fastest other.
+    Context providers, which compute something else, have a floor of their own and stand in the
+    table, but not in the last column.
+    """
     providers = list(dict.fromkeys(row.provider for row in rows if row.us_p50))
     cases: dict[tuple[str, str], dict[str, Row]] = {}
     for row in rows:
         cases.setdefault((row.op, row.case), {})[row.provider] = row
-    lines = ["| op | case | " + " | ".join(providers) + " | floor |"]
-    lines.append("|---|---|" + "--:|" * (len(providers) + 1))
+    headings = [*providers, "floor", "% of peak", "× baseline", "× best other"]
+    lines = [" · ".join(f"{k} {v}" for k, v in machine.items()), ""]
+    lines.append("| op | case | " + " | ".join(headings) + " |")
+    lines.append("|---|---|" + "--:|" * len(headings))
     for (op, case), by in cases.items():
-        cells = [f"{by[p].us_p50:.2f}" if p in by and by[p].us_p50 else "–" for p in providers]
-        floor = next((row.floor_us for row in by.values() if row.floor_us), None)
-        cells.append("–" if floor is None else f"{floor:.2f}")
-        lines.append(f"| {op} | {case} | " + " | ".join(cells) + " |")
+        cells = [_us(by[p]) if p in by else "–" for p in providers]
+        lines.append(f"| {op} | {case} | " + " | ".join((*cells, *_standing(by))) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _us(row: Row) -> str:
+    if row.us_p50:
+        return f"{row.us_p50:.2f}"
+    return f"**{row.status}**" if row.red else "–"
+
+
+def _standing(by: Mapping[str, Row]) -> list[str]:
+    """Floor, % of peak, × baseline, × best other of a case's first provider."""
+    first, *others = by.values()
+    if not (first.us_p50 and first.floor_us and first.pct_peak):
+        return ["–"] * 4
+    same = [row.us_p50 for row in others if row.us_p50 and row.floor_us == first.floor_us]
+    speedup = f"{first.speedup:.2f}" if first.speedup else "–"
+    best = f"{min(same) / first.us_p50:.2f}" if same else "–"
+    return [f"{first.floor_us:.2f}", f"{first.pct_peak:.0f}", speedup, best]

@@ -6,6 +6,8 @@ from functools import cache
 
 import torch
 
+from bench.environment import describe
+
 COPY_BYTES = 4 << 30
 MATMUL = 8192
 REPEATS = 15
@@ -52,3 +54,13 @@ def _copy_s() -> float:
 def _matmul_s() -> float:
     a, b = (torch.randn(MATMUL, MATMUL, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     return _median_s(lambda: a @ b)
+
+
+def describe_with_peaks(device: torch.device) -> dict[str, str]:
+    """:func:`bench.environment.describe`, and the measured peaks of a GPU."""
+    machine = describe(device)
+    if device.type == "cuda":
+        peaks = measure()
+        machine["copy_gb_s"] = f"{peaks.bytes_per_s / 1e9:.0f}"
+        machine["bf16_tflop_s"] = f"{peaks.flops_per_s / 1e12:.0f}"
+    return machine

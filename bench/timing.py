@@ -7,10 +7,11 @@ touches its own inputs, or else more than five L2 caches lie between two calls o
 Providers take turns, so that clocks and temperature drift over all alike.
 """
 
+import gc
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,10 +21,28 @@ from bench.op import Thunk
 L2_MULTIPLE = 5
 MAX_COPIES = 64
 MAX_BYTES = 24 << 30  # of rotated inputs
-REPLAY_US = 1000.0  # a replay lasts about this long: the graph's own launch is then below 1%
-WARM_UP_S = 0.05
-ROUNDS = (7, 31)
-BUDGET_S = 0.25  # of timed replays, for each provider
+
+Phase = Callable[[str, str], None]  # told ("capture", provider) or ("replay", "") as they begin
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure. The result is a median in every case; its spread tells what it is worth.
+
+    Attributes:
+        replay_us: a replay lasts about this long: the graph's own launch is then below 1%.
+        warm_up_s: of replays before the first that counts.
+        budget_s: of timed replays for each provider, within ``rounds``, fewest and most.
+    """
+
+    replay_us: float
+    warm_up_s: float
+    budget_s: float
+    rounds: tuple[int, int]
+
+
+FULL = Effort(replay_us=1000.0, warm_up_s=0.05, budget_s=0.25, rounds=(7, 31))
+QUICK = Effort(replay_us=400.0, warm_up_s=0.01, budget_s=0.03, rounds=(5, 11))
 
 
 @dataclass(frozen=True)
@@ -44,6 +63,12 @@ def copies_for(touched: float, l2_bytes: int) -> int:
 def l2_bytes() -> int:
     """Size of the current device's L2 cache."""
     return torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+
+
+def release_memory() -> None:
+    """Give back what the last case held, graphs' pools included."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _capture(thunks: Sequence[Thunk]) -> torch.cuda.CUDAGraph:
@@ -74,19 +99,19 @@ def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
 class _Lane:
     """One provider: its graph and the microseconds of its replays."""
 
-    def __init__(self, thunks: Sequence[Thunk], repeatable: bool) -> None:
+    def __init__(self, thunks: Sequence[Thunk], repeatable: bool, replay_us: float) -> None:
         graph, once = _capture(thunks), 1
         self.replay_us = _replay_us(graph)
-        if repeatable and self.replay_us < REPLAY_US:
-            once = math.ceil(REPLAY_US / self.replay_us)
+        if repeatable and self.replay_us < replay_us:
+            once = math.ceil(replay_us / self.replay_us)
             graph = _capture([*thunks] * once)
             self.replay_us = _replay_us(graph)
         self.graph, self.calls = graph, once * len(thunks)
         self.events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
-    def replay(self, flush: torch.Tensor) -> None:
+    def replay(self, flush: "_Flush") -> None:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        flush.zero_()
+        flush()
         begin.record()
         self.graph.replay()
         end.record()
@@ -100,42 +125,66 @@ class _Lane:
         return Timing(fifths[0], statistics.median(us), fifths[3])
 
 
+class _Flush:
+    """Fills the L2 cache with other data by reading: lines written would have to be written back
+    while a provider is timed.
+    """
+
+    def __init__(self, l2: int) -> None:
+        self.buffer = torch.zeros(L2_MULTIPLE * l2 // 4, dtype=torch.float32, device="cuda")
+        self.sink = torch.zeros((), dtype=torch.float32, device="cuda")
+
+    def __call__(self) -> None:
+        torch.sum(self.buffer, dim=0, out=self.sink)
+
+
+def _ignore(phase: str, provider: str) -> None:
+    pass
+
+
 def time_interleaved(
-    thunks: Mapping[str, Sequence[Thunk]], touched: float
+    thunks: Mapping[str, Sequence[Thunk]],
+    touched: float,
+    effort: Effort = FULL,
+    on_phase: Phase = _ignore,
 ) -> dict[str, Timing | str]:
     """Time of one call for each provider, or why it could not be captured in a graph.
 
     Args:
         thunks: for each provider the same calls on each of the rotated inputs.
         touched: bytes that one call touches.
+        effort: how long to measure.
+        on_phase: told what begins, so that a crash has a name.
     """
-    cache = l2_bytes()
-    flush = torch.empty(L2_MULTIPLE * cache, dtype=torch.int8, device="cuda")
+    l2 = l2_bytes()
     lanes: dict[str, _Lane] = {}
     results: dict[str, Timing | str] = {}
     for name, calls in thunks.items():
-        repeatable = (len(calls) - 1) * touched >= L2_MULTIPLE * cache
+        on_phase("capture", name)
+        repeatable = (len(calls) - 1) * touched >= L2_MULTIPLE * l2
         try:
-            lanes[name] = _Lane(calls, repeatable)
+            lanes[name] = _Lane(calls, repeatable, effort.replay_us)
         except Exception as error:  # whatever a library raises; the others go on
             results[name] = f"{type(error).__name__}: {error}"
+    on_phase("replay", "")
     if lanes:
-        _warm_up(lanes)
-        _take_turns(lanes, flush)
+        _warm_up(lanes, effort)
+        _take_turns(lanes, _Flush(l2), effort)
     return results | {name: lane.timing() for name, lane in lanes.items()}
 
 
-def _take_turns(lanes: Mapping[str, _Lane], flush: torch.Tensor) -> None:
+def _take_turns(lanes: Mapping[str, _Lane], flush: _Flush, effort: Effort) -> None:
     slowest_s = max(lane.replay_us for lane in lanes.values()) * 1e-6
-    for _ in range(min(max(int(BUDGET_S / slowest_s), ROUNDS[0]), ROUNDS[1])):
+    fewest, most = effort.rounds
+    for _ in range(min(max(int(effort.budget_s / slowest_s), fewest), most)):
         for lane in lanes.values():
             lane.replay(flush)
     torch.cuda.synchronize()
 
 
-def _warm_up(lanes: Mapping[str, _Lane]) -> None:
+def _warm_up(lanes: Mapping[str, _Lane], effort: Effort) -> None:
     """By the clock on the wall: a count of calls says nothing about clocks and caches."""
-    until = time.monotonic() + WARM_UP_S
+    until = time.monotonic() + effort.warm_up_s
     while time.monotonic() < until:
         for lane in lanes.values():
             lane.graph.replay()

@@ -2,7 +2,8 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from bench.environment import describe, pick_device
 from bench.op import Case, OpSpec
 
 if TYPE_CHECKING:
+    from bench.ops import BrokenEntry
     from bench.runner import Row
 
 Work = Sequence[tuple[OpSpec, Case]]
@@ -19,15 +21,27 @@ Work = Sequence[tuple[OpSpec, Case]]
 NO_GPU = (
     "No GPU here: small cases under Triton's interpreter. This checks results and times nothing."
 )
+STATUS = "exit status: 0 all right, 1 a wrong result or an error, 2 a bad request, 3 out of time"
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench kernels", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench kernels", description=__doc__, epilog=STATUS
+    )
     parser.add_argument("--op", help="a module of bench/ops or an operation (default: all)")
     parser.add_argument("--case", default="", help="only cases whose id contains this")
     parser.add_argument("--provider", action="append", default=[], help="only this one; repeatable")
     parser.add_argument("--out", type=Path, help="folder for CSV, JSON, Markdown and plots")
     parser.add_argument("--list", action="store_true", help="show operations, cases, providers")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer and shorter repetitions, medians all the same"
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        metavar="SECONDS",
+        help="begin no case later than this; operations take turns, so that each gets some",
+    )
     return parser.parse_args(argv)
 
 
@@ -37,85 +51,117 @@ def chosen_cases(op: OpSpec, on_gpu: bool, part: str) -> list[Case]:
 
 
 def main(argv: list[str]) -> int:
-    """Exit status 0 if every provider that ran is right, 1 if one is not, 2 for a bad request."""
+    """Check and time what ``argv`` asks for; the status is in ``--help``."""
     args = _arguments(argv)
     device = pick_device()
     from bench import ops  # entries import triton, which pick_device prepares
 
     try:
-        selected = ops.load(args.op)
+        selected, broken = ops.load(args.op)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
+    for entry in broken:
+        print(f"ERROR bench/ops/{entry.stem}.py: {entry.why}", file=sys.stderr)
     if args.list:
-        return _list(selected)
-    work = [(op, c) for op in selected for c in chosen_cases(op, device.type == "cuda", args.case)]
+        return _list(selected, broken)
+    work = _work(selected, device.type == "cuda", args.case, args.time_limit is not None)
+    if complaint := _complaint(work, args, broken):
+        print(complaint, file=sys.stderr)
+        return 2
+    return _run(work, device, args, broken)
+
+
+def _work(selected: Sequence[OpSpec], on_gpu: bool, part: str, take_turns: bool) -> Work:
+    """Cases of the operations, one operation after the other or in turns."""
+    by_op = [[(op, case) for case in chosen_cases(op, on_gpu, part)] for op in selected]
+    if not take_turns:
+        return list(chain.from_iterable(by_op))
+    return [item for turn in zip_longest(*by_op) for item in turn if item is not None]
+
+
+def _complaint(work: Work, args: argparse.Namespace, broken: Sequence["BrokenEntry"]) -> str:
     known = {name for op, _ in work for name in op.providers}
-    if unknown := set(args.provider) - known:
-        print(f"no provider {sorted(unknown)}; there are: {sorted(known)}", file=sys.stderr)
-        return 2
     if not work:
-        print(f"no case contains {args.case!r}; --list shows them", file=sys.stderr)
-        return 2
-    return run(work, device, args.provider, args.out)
+        return "" if broken else f"no case contains {args.case!r}; --list shows them"
+    unknown = set(args.provider) - known
+    return f"no provider {sorted(unknown)}; there are: {sorted(known)}" if unknown else ""
 
 
-def _list(selected: Sequence[OpSpec]) -> int:
+def _list(selected: Sequence[OpSpec], broken: Sequence["BrokenEntry"]) -> int:
     for op in selected:
         print(f"{op.name}\n  providers: {', '.join(op.providers)} (baseline {op.baseline})")
         print("  cases:", *(case.id for case in op.cases))
         print("  cases without a GPU:", *(case.id for case in op.small_cases))
-    return 0
+    return 1 if broken else 0
 
 
-def run(work: Work, device: torch.device, providers: Sequence[str], out: Path | None) -> int:
+class _Here:
+    """Runs the cases in this process: under the interpreter nothing can break but Python."""
+
+    undone = 0
+
+    def __init__(self, work: Work, device: torch.device, providers: Sequence[str]) -> None:
+        self.machine = describe(device)
+        self._work, self._device, self._providers = work, device, providers
+
+    def results(self) -> Iterator[list["Row"]]:
+        from bench.runner import CaseRun
+
+        for op, case in self._work:
+            yield CaseRun(op, case, self._device, self._providers).rows()
+
+
+def _run(
+    work: Work,
+    device: torch.device,
+    args: argparse.Namespace,
+    broken: Sequence["BrokenEntry"],
+) -> int:
     """Check and time ``work``, print the table, write the files after each case."""
     from bench import report
-    from bench.runner import run_case
+    from bench.supervisor import Supervisor
 
-    machine = _announce(device)
+    if device.type == "cuda":
+        runs = Supervisor(work, args.op, args.provider, args.quick, args.time_limit)
+    else:
+        print(NO_GPU)
+        runs = _Here(work, device, args.provider)
     names = [(op.name, case.id, name) for op, case in work for name in op.providers]
     table, rows = report.Table(names), []
-    for number, (op, case) in enumerate(work, 1):
-        print(f"[{number}/{len(work)}] {op.name} {case.id}", file=sys.stderr, flush=True)
-        for row in run_case(op, case, device, providers):
+    for number, of_case in enumerate(runs.results(), 1):
+        print(f"[{number}/{len(work)}]", file=sys.stderr, flush=True)
+        rows += of_case
+        for row in of_case:
             table.add(row)
-            rows.append(row)
-        if out:
-            report.write(rows, machine, out, "kernels")
-    if out:
-        _draw(work, rows, out)
-    return _summary(rows)
+        if args.out:
+            report.write(rows, runs.machine, args.out, "kernels")
+    print(" · ".join(f"{k} {v}" for k, v in runs.machine.items()))
+    if args.out:
+        _draw(work, rows, args.out, runs.machine)
+    return _summary(rows, runs.undone, broken)
 
 
-def _announce(device: torch.device) -> dict[str, str]:
-    """Print what the run is measured on, and return it with the measured peaks."""
-    from bench import roofline
-
-    machine = describe(device)
-    if device.type == "cuda":
-        peaks = roofline.measure()
-        machine["copy_gb_s"] = f"{peaks.bytes_per_s / 1e9:.0f}"
-        machine["bf16_tflop_s"] = f"{peaks.flops_per_s / 1e12:.0f}"
-    print(" · ".join(f"{k} {v}" for k, v in machine.items()))
-    if device.type != "cuda":
-        print(NO_GPU)
-    return machine
-
-
-def _draw(work: Work, rows: Sequence["Row"], out: Path) -> None:
+def _draw(work: Work, rows: Sequence["Row"], out: Path, machine: Mapping[str, str]) -> None:
     from bench import plots, report
 
-    (out / "kernels.md").write_text(report.markdown(rows))
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "kernels.md").write_text(report.markdown(rows, machine))
     for op in {op.name: op for op, _ in work}.values():
         plots.draw(op, [case for o, case in work if o is op], rows, out)
     print(f"written to {out}")
 
 
-def _summary(rows: Sequence["Row"]) -> int:
+def _summary(rows: Sequence["Row"], undone: int, broken: Sequence["BrokenEntry"]) -> int:
     red = [row for row in rows if row.red]
     ran = sum(row.status != "absent" for row in rows)
     print(f"{ran - len(red)} of {ran} results right, {len(rows) - ran} providers absent")
     for row in red:
         print(f"{row.status} {row.op} {row.case} {row.provider}: {row.note}", file=sys.stderr)
-    return 1 if red else 0
+    for entry in broken:
+        print(f"ERROR bench/ops/{entry.stem}.py: {entry.why}", file=sys.stderr)
+    if undone:
+        print(f"{undone} cases not run: time limit", file=sys.stderr)
+    if red or broken:
+        return 1
+    return 3 if undone else 0

@@ -17,11 +17,15 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--op", required=True, help="a module of bench/ops or an operation")
     parser.add_argument("--case", default="", help="only cases whose id contains this")
     parser.add_argument("--top", type=int, default=5, help="configurations to print for each case")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter repetitions")
     return parser.parse_args(argv)
 
 
 def main(argv: list[str]) -> int:
-    """Exit status 0, or 2 for a bad request; a configuration that is wrong or fails is left out."""
+    """Exit status 0, 1 if an entry is broken, 2 for a bad request.
+
+    A configuration that gives a wrong result or fails is left out, and named on standard error.
+    """
     args = _arguments(argv)
     device = pick_device()
     if device.type != "cuda":
@@ -29,34 +33,48 @@ def main(argv: list[str]) -> int:
         return 2
     from bench import ops
 
-    for op in ops.load(args.op):
+    try:
+        selected, broken = ops.load(args.op)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    for entry in broken:
+        print(f"ERROR bench/ops/{entry.stem}.py: {entry.why}", file=sys.stderr)
+    effort = timing.QUICK if args.quick else timing.FULL
+    for op in selected:
         if op.tuning is None:
             print(f"# {op.name} has no launch configurations to tune")
             continue
         for case in chosen_cases(op, True, args.case):
-            _sweep(op, op.tuning, case, device, args.top)
-    return 0
+            _sweep(op, op.tuning, case, device, args.top, effort)
+            timing.release_memory()
+    return 1 if broken else 0
 
 
-def _sweep(op: OpSpec, tuning: Tuning, case: Case, device: torch.device, top: int) -> None:
+def _sweep(
+    op: OpSpec, tuning: Tuning, case: Case, device: torch.device, top: int, effort: timing.Effort
+) -> None:
     """Print the ``top`` fastest configurations of ``case`` among those that are right."""
     touched = op.bytes(case)
     copies = timing.copies_for(touched, timing.l2_bytes())
     inputs = [op.make_inputs(case, device, seed) for seed in range(copies)]
     configs = list(tuning.configs(case))
-    right = [config for config in configs if _right(op, tuning, case, device, config)]
+    expected = op.reference(op.make_inputs(case, device, 0))
+    right = [c for c in configs if _right(op, tuning, case, device, c, expected)]
     thunks = {repr(config): [tuning.make(i, config) for i in inputs] for config in right}
-    times = timing.time_interleaved(thunks, touched)
+    times = timing.time_interleaved(thunks, touched, effort)
     good = [(t.p50, name) for name, t in times.items() if isinstance(t, timing.Timing)]
     print(f"# {op.name} {case.id}: {len(good)} of {len(configs)} configurations timed")
     for us, name in sorted(good)[:top]:
         print(f"{name},  # {us:.2f} µs", flush=True)
 
 
-def _right(op: OpSpec, tuning: Tuning, case: Case, device: torch.device, config: object) -> bool:
+def _right(
+    op: OpSpec, tuning: Tuning, case: Case, device: torch.device, config: object, expected: object
+) -> bool:
     try:
         out = tuning.make(op.make_inputs(case, device, 0), config)()
-        verdict = op.check(out, op.reference(op.make_inputs(case, device, 0)))
+        verdict = op.check(out, expected)
     except Exception as error:  # out of registers or shared memory, mostly
         verdict = fail(f"{type(error).__name__}: {str(error)[:90]}")
     if not verdict.ok:

@@ -10,7 +10,7 @@ from bench.__main__ import main
 from bench.checks import equal
 from bench.commands import kernels
 from bench.op import Case
-from bench.runner import run_case
+from bench.runner import CaseRun
 from tests.bench.toy import provider, raises, toy_op
 
 CPU = torch.device("cpu")
@@ -22,7 +22,7 @@ def registered(monkeypatch):
     """Makes the toy the only operation, and the CPU the device."""
 
     def register(**more):
-        monkeypatch.setattr(ops, "load", lambda wanted=None: [toy_op(**more)])
+        monkeypatch.setattr(ops, "load", lambda wanted=None: ([toy_op(**more)], []))
         monkeypatch.setattr(kernels, "pick_device", lambda: CPU)
 
     return register
@@ -101,13 +101,13 @@ def test_files_hold_every_row_and_the_machine(registered, tmp_path):
 
 def test_a_context_provider_is_checked_by_its_own_rule():
     own = provider(lambda x: x * 3, check=lambda out, inputs: equal(out, inputs["x"] * 3))
-    (row,) = run_case(toy_op(ours=own), SMALL, CPU, ["ours"])
+    (row,) = CaseRun(toy_op(ours=own), SMALL, CPU, ["ours"]).rows()
     assert row.status == "ok"
 
 
 def test_in_place_providers_do_not_see_each_others_inputs():
     op = toy_op(ours=provider(lambda x: x.mul_(2)), again=provider(lambda x: x.mul_(2)))
-    assert [row.status for row in run_case(op, SMALL, CPU)] == ["ok"] * 3
+    assert [row.status for row in CaseRun(op, SMALL, CPU).rows()] == ["ok"] * 3
 
 
 @pytest.mark.gpu
@@ -138,5 +138,5 @@ def test_a_provider_that_cannot_be_captured_is_red_and_the_others_are_timed():
 
 def _gpu_rows(**more) -> dict[str, dict]:
     case = Case(rows=64, H=64, dtype="fp32")
-    rows = run_case(toy_op(**more), case, torch.device("cuda"))
+    rows = CaseRun(toy_op(**more), case, torch.device("cuda")).rows()
     return {row.provider: asdict(row) for row in rows}

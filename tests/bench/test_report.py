@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from bench import plots, report
@@ -18,11 +20,26 @@ def test_table_shows_no_number_for_a_red_row(capsys):
     assert last.split() == ["double", "rows1-H64-fp32", "ours", "FAIL:", "wrong"]
 
 
-def test_markdown_has_a_column_for_each_timed_provider():
-    text = report.markdown([_row(1, "torch", 4.0), _row(1, "ours", 2.0), _row(8, "torch", 5.0)])
-    assert text.splitlines()[0] == "| op | case | torch | ours | floor |"
-    assert "| double | rows1-H64-fp32 | 4.00 | 2.00 | 0.50 |" in text
-    assert "| double | rows8-H64-fp32 | 5.00 | – | 0.50 |" in text
+def test_markdown_has_a_column_for_each_timed_provider_and_compares_the_first():
+    rows = [
+        replace(_row(1, "ours", 2.0), pct_peak=25.0, speedup=2.0),
+        _row(1, "torch", 4.0),
+        _row(1, "peer", 3.0),
+        replace(_row(1, "other problem", 0.1), floor_us=0.01),
+        Row("double", "rows8-H64-fp32", "ours", "FAIL", note="wrong"),
+        _row(8, "torch", 5.0),
+        Row("double", "rows8-H64-fp32", "peer", "absent"),
+    ]
+    lines = report.markdown(rows, {"gpu": "H200", "torch": "2.11"}).splitlines()
+    assert lines[0] == "gpu H200 · torch 2.11"
+    assert lines[2] == (
+        "| op | case | ours | torch | peer | other problem"
+        " | floor | % of peak | × baseline | × best other |"
+    )
+    assert lines[4] == (
+        "| double | rows1-H64-fp32 | 2.00 | 4.00 | 3.00 | 0.10 | 0.50 | 25 | 2.00 | 1.50 |"
+    )
+    assert lines[5] == "| double | rows8-H64-fp32 | **FAIL** | 5.00 | – | – | – | – | – | – |"
 
 
 def test_plot_has_a_line_for_each_provider_and_the_floor(tmp_path):

@@ -1,5 +1,7 @@
 """A tiny operation that needs no kernel: the harness is tested with it, right and wrong."""
 
+from collections.abc import Sequence
+
 import torch
 
 from bench.checks import Verdict, no_worse_than_torch
@@ -29,12 +31,15 @@ def raises(x: torch.Tensor) -> torch.Tensor:
     raise RuntimeError("no kernel image")
 
 
-def toy_op(**more: Provider) -> OpSpec:
+SMALL_CASES = (Case(rows=2, H=16, dtype="fp32"),)
+
+
+def toy_op(small_cases: Sequence[Case] = SMALL_CASES, **more: Provider) -> OpSpec:
     cases = [Case(rows=rows, H=64, dtype="fp32") for rows in (1, 8, 64)]
     return OpSpec(
         name="double",
         cases=cases,
-        small_cases=[Case(rows=2, H=16, dtype="fp32")],
+        small_cases=small_cases,
         make_inputs=make_inputs,
         reference=reference,
         check=check,
