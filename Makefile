@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MODEL := .cache/smollm2-135m/conversion.json
 
-.PHONY: demo test lint types unit fmt clean
+.PHONY: demo test lint types unit cross-compile fmt clean
 
 $(STAMP): pyproject.toml $(wildcard requirements/*.txt)
 	$(PYTHON) -m venv $(VENV)
@@ -29,7 +29,10 @@ types: $(STAMP)
 unit: $(STAMP) $(MODEL)
 	$(BIN)/pytest -m 'not gpu'
 
-test: lint types unit  ## everything that runs without a GPU
+cross-compile: $(STAMP)
+	$(BIN)/python -m bench cross-compile
+
+test: lint types unit cross-compile  ## everything that runs without a GPU
 
 fmt: $(STAMP)  ## rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .

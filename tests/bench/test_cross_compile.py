@@ -4,11 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import frspec_kernels
 import pytest
-from frspec_kernels.compile_spec import CompileSpec
 
-from bench.shipped_kernels import describe, kernels_without_specs, modules_with_specs, specs_of
+import frspec_kernels
+from bench.shipped_kernels import describe, kernels_without_specs
+from frspec_kernels.compile_spec import CompileSpec
 from tests.bench.spilling_kernels import FITS, SPILLS
 
 ROOT = Path(__file__).parents[2]
@@ -74,11 +74,6 @@ def test_nothing_to_compile_is_a_failure(tmp_path):
 
 def test_every_kernel_of_ours_ships_a_configuration():
     assert kernels_without_specs(frspec_kernels) == []
-
-
-def test_no_two_of_our_configurations_look_alike():
-    specs = specs_of(modules_with_specs(frspec_kernels))
-    assert len({key for key in specs}) == len(specs) > 0
 
 
 def test_a_forgotten_kernel_is_named_and_its_helper_is_not(tmp_path, monkeypatch):
