@@ -1,4 +1,4 @@
-"""The benchmark harness: ``python -m bench --help``. How to read it: docs/benchmarking.md.
+"""The benchmark harness: ``python -m bench --help``. How to read it: docs/bench.md.
 
 ====================  ===============================================================
 ``op.py``             what an operation declares: cases, inputs, reference, providers
@@ -6,8 +6,10 @@
 ``checks.py``         the correctness rules, shared with the tests
 ``timing.py``         CUDA-graph replay over inputs that the L2 cache does not hold
 ``roofline.py``       measured peaks of the device: bytes and operations a second
-``runner.py``         check, then time, then a row
-``report.py``         the table on the screen, CSV and JSON
+``runner.py``         one case: check, then time, then rows
+``worker.py``         the process that runs cases on a GPU
+``supervisor.py``     starts workers, and goes on when one dies
+``report.py``         the table on the screen, CSV, JSON and Markdown
 ``plots.py``          time against V and against rows, with the floor
 ``commands/``         one module a subcommand
 ====================  ===============================================================

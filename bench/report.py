@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -19,24 +20,34 @@ COLUMNS = {  # heading: (field, format)
 }
 
 
+UNTIMED = {"max err": COLUMNS["max err"]}
+
+
 class Table:
     """Prints rows as they come, aligned to the longest names of the run."""
 
-    def __init__(self, names: Sequence[tuple[str, str, str]]) -> None:
+    def __init__(self, names: Sequence[tuple[str, str, str]], timed: bool) -> None:
         headings = ("op", "case", "provider")
         self.widths = [max(map(len, column)) for column in zip(headings, *names, strict=True)]
-        self._line(headings, COLUMNS, "")
+        self.columns = COLUMNS if timed else UNTIMED
+        self._line(headings, self.columns, "")
 
     def _line(self, names: Sequence[str], cells: Sequence[str] | Mapping, note: str) -> None:
         left = "  ".join(n.ljust(w) for n, w in zip(names, self.widths, strict=True))
         print(left, *(c.rjust(8) for c in cells), note, flush=True)
 
     def add(self, row: Row) -> None:
-        """Print ``row``; a red or absent one shows its status and reason, and no time."""
-        values = [(getattr(row, field), spec) for field, spec in COLUMNS.values()]
+        """Print ``row``; a red one shows its status and reason, and no time."""
+        values = [(getattr(row, field), spec) for field, spec in self.columns.values()]
         cells = ["" if v is None else format(v, spec) for v, spec in values]
         note = "" if row.status == "ok" else f" {row.status}: {row.note}".splitlines()[0]
         self._line((row.op, row.case, row.provider), cells, note)
+
+
+def absences(rows: Sequence[Row]) -> list[str]:
+    """``provider: reason (cases)`` of the providers that could not run."""
+    counts = Counter((r.provider, r.note) for r in rows if r.status == "absent")
+    return [f"{name}: {reason} ({count} cases)" for (name, reason), count in counts.items()]
 
 
 def write(rows: Sequence[Row], machine: Mapping[str, str], out: Path, stem: str) -> None:

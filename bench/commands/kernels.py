@@ -21,12 +21,13 @@ Work = Sequence[tuple[OpSpec, Case]]
 NO_GPU = (
     "No GPU here: small cases under Triton's interpreter. This checks results and times nothing."
 )
+DESCRIPTION = "Check every operation against fp64, then time it beside its alternatives."
 STATUS = "exit status: 0 all right, 1 a wrong result or an error, 2 a bad request, 3 out of time"
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m bench kernels", description=__doc__, epilog=STATUS
+        prog="python -m bench kernels", description=DESCRIPTION, epilog=STATUS
     )
     parser.add_argument("--op", help="a module of bench/ops or an operation (default: all)")
     parser.add_argument("--case", default="", help="only cases whose id contains this")
@@ -128,12 +129,12 @@ def _run(
         print(NO_GPU)
         runs = _Here(work, device, args.provider)
     names = [(op.name, case.id, name) for op, case in work for name in op.providers]
-    table, rows = report.Table(names), []
-    for number, of_case in enumerate(runs.results(), 1):
-        print(f"[{number}/{len(work)}]", file=sys.stderr, flush=True)
+    table, rows = report.Table(names, timed=device.type == "cuda"), []
+    for of_case in runs.results():
         rows += of_case
         for row in of_case:
-            table.add(row)
+            if row.status != "absent":
+                table.add(row)
         if args.out:
             report.write(rows, runs.machine, args.out, "kernels")
     print(" · ".join(f"{k} {v}" for k, v in runs.machine.items()))
@@ -153,9 +154,13 @@ def _draw(work: Work, rows: Sequence["Row"], out: Path, machine: Mapping[str, st
 
 
 def _summary(rows: Sequence["Row"], undone: int, broken: Sequence["BrokenEntry"]) -> int:
+    from bench.report import absences
+
     red = [row for row in rows if row.red]
     ran = sum(row.status != "absent" for row in rows)
-    print(f"{ran - len(red)} of {ran} results right, {len(rows) - ran} providers absent")
+    for absence in absences(rows):
+        print(f"absent: {absence}")
+    print(f"{ran - len(red)} of {ran} results right")
     for row in red:
         print(f"{row.status} {row.op} {row.case} {row.provider}: {row.note}", file=sys.stderr)
     for entry in broken:

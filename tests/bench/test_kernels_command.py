@@ -54,7 +54,7 @@ def test_a_raising_provider_fails_the_run_and_the_others_go_on(registered, capsy
 def test_an_absent_provider_says_why_and_fails_nothing(registered, capsys):
     registered(peer=provider(raises, missing=lambda case: "peer is not installed"))
     assert main(["kernels"]) == 0
-    assert "absent: peer is not installed" in capsys.readouterr().out
+    assert "absent: peer: peer is not installed (1 cases)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ def _row(rows: int, name: str, us: float) -> Row:
 
 
 def test_table_shows_no_number_for_a_red_row(capsys):
-    table = report.Table([("double", "rows1-H64-fp32", "ours")])
+    table = report.Table([("double", "rows1-H64-fp32", "ours")], timed=True)
     table.add(Row("double", "rows1-H64-fp32", "ours", "FAIL", note="wrong"))
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.split() == ["double", "rows1-H64-fp32", "ours", "FAIL:", "wrong"]
