@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from sgl_frspec import __version__
-from sgl_frspec.maps.corpus.chat import load_chat_template
+from sgl_frspec.maps.corpus.chat import ChatTemplate, load_chat_template
 from sgl_frspec.maps.corpus.checkpoint import Checkpoint, Tally
 from sgl_frspec.maps.corpus.counter import ROLES, DocumentCounter, load_tokenizer
 from sgl_frspec.maps.corpus.counting import CHECKPOINT_SECONDS, Progress, count_sources
 from sgl_frspec.maps.corpus.reader import SourceReader
 from sgl_frspec.maps.corpus.sources import Source
 from sgl_frspec.maps.ranking import blend_counts, rank_ids
-from sgl_frspec.maps.token_map import Ids, MapMetadata, SourceRecord, TokenMap, TokenMapError
+from sgl_frspec.maps.token_map import MapMetadata, SourceRecord, TokenMap, TokenMapError
 from sgl_frspec.maps.vocabulary import Vocabulary
 
 
@@ -56,31 +56,44 @@ def rank_sources(
     """Count the tokens of ``sources`` and rank the whole vocabulary by them.
 
     See :func:`sgl_frspec.maps.ranking.rank_ids` for the order, and
-    :func:`sgl_frspec.maps.ranking.blend_counts` for what weights do.
+    :func:`sgl_frspec.maps.ranking.blend_counts` for what weights do. The file
+    ``options.checkpoint`` stays, for the caller to remove once the map is safe.
 
     Raises:
         TokenMapError: a source cannot be read, or nothing was counted.
     """
     readers = [SourceReader(source) for source in sources]
+    tally = count_tokens(readers, vocabulary, options, progress=progress)
+    return rank_tally(tally, sources, [r.sha256 for r in readers], vocabulary, options)
+
+
+def count_tokens(
+    readers: list[SourceReader],
+    vocabulary: Vocabulary,
+    options: RankOptions = RankOptions(),
+    *,
+    progress: Progress = lambda position: None,
+) -> Tally:
+    """How often each token id occurs in each source.
+
+    Raises:
+        TokenMapError: a source cannot be read.
+    """
     vocab_size = ranked_vocab_size(vocabulary, options.vocab_size)
-    counter = DocumentCounter(
-        load_tokenizer(vocabulary),
-        load_chat_template(vocabulary.path.parent, options.chat_template),
-        options.roles,
-        vocab_size,
-    )
+    template = load_chat_template(vocabulary.path.parent, options.chat_template)
+    counter = DocumentCounter(load_tokenizer(vocabulary), template, options.roles, vocab_size)
     checkpoint = None
     if options.checkpoint is not None:
-        job = _job(readers, vocabulary, vocab_size, options)
+        job = _job(readers, vocabulary, vocab_size, options.roles, template)
         checkpoint = Checkpoint(options.checkpoint, job, options.checkpoint_seconds)
-    tally = count_sources(
-        readers, counter, vocab_size, workers=options.workers, checkpoint=checkpoint,
+    return count_sources(
+        readers,
+        counter,
+        vocab_size,
+        workers=options.workers,
+        checkpoint=checkpoint,
         progress=progress,
-    )  # fmt: skip
-    token_map = rank_tally(tally, sources, [r.sha256 for r in readers], vocabulary, options)
-    if checkpoint is not None:
-        checkpoint.remove()
-    return token_map
+    )
 
 
 def rank_tally(
@@ -144,17 +157,16 @@ def ranked_vocab_size(vocabulary: Vocabulary, given: int | None) -> int:
 
 
 def _job(
-    readers: list[SourceReader], vocabulary: Vocabulary, vocab_size: int, options: RankOptions
+    readers: list[SourceReader],
+    vocabulary: Vocabulary,
+    vocab_size: int,
+    roles: str,
+    template: ChatTemplate | None,
 ) -> str:
     """What the counts depend on. Weights and required ids do not change them."""
     parts = [
         [r.source.location, r.source.field, r.source.format, r.total_bytes, r.newest_change]
         for r in readers
     ]
-    template = options.chat_template.read_text() if options.chat_template else None
-    return json.dumps([parts, vocabulary.fingerprint, vocab_size, options.roles, template])
-
-
-def id_counts(ids: Ids, vocab_size: int) -> Ids:
-    """How often each id below ``vocab_size`` occurs in ``ids``; int64 ``[V]``."""
-    return np.bincount(ids, minlength=vocab_size)[:vocab_size].astype(np.int64)
+    job = [parts, vocabulary.fingerprint, vocab_size, roles, template.text if template else None]
+    return json.dumps(job)

@@ -17,9 +17,9 @@ from sgl_frspec.maps.vocabulary import Vocabulary, read_vocabulary
 
 EPILOG = """\
 A SOURCE is a file, a folder, - for standard input, or hf:NAME[:CONFIG[:SPLIT]], with options after
-commas: weight=W, field=NAME, format=text|jsonl|parquet|log|ids. Files may be .gz, .xz, .bz2 or
-.zst. JSONL and parquet fields hold text, token ids or chat messages; format=log reads SGLang
-request logs.
+commas: weight=W, field=NAME, name=LABEL, format=text|jsonl|parquet|log|ids. Files may be .gz, .xz,
+.bz2 or .zst. JSONL and parquet fields hold text, token ids or chat messages; format=log reads
+SGLang request logs.
 
   frspec rank --tokenizer models/qwen3 -o qwen3.safetensors \\
       traffic.jsonl.zst,weight=60 code/,weight=30 zh.parquet,field=text,weight=10
@@ -81,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
         )
     token_map = ranked if args.size is None else ranked.first(args.size)
     save_token_map(token_map, args.output)
+    if options.checkpoint is not None:
+        options.checkpoint.unlink(missing_ok=True)
     sys.stdout.write(f"{args.output}: {summary(token_map)}\n")
     return 0
 

@@ -22,6 +22,7 @@ class ChatTemplate:
     """
 
     def __init__(self, text: str, tokens: dict[str, str]) -> None:
+        self.text = text
         self._render = _compile(text)
         self._tokens = tokens
 

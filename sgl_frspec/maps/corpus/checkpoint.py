@@ -89,7 +89,3 @@ class Checkpoint:
         )
         with atomic_file(self.path) as file:
             file.write(buffer.getvalue())
-
-    def remove(self) -> None:
-        """Forget the run."""
-        self.path.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ _FORMAT_OF_SUFFIX = {
     ".log": "log",
     ".ids": "ids",
 }
-_OPTION = re.compile(r",(weight|field|format)=([^,]+)$")
+_OPTION = re.compile(r",(weight|field|format|name)=([^,]+)$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,16 +29,20 @@ class Source:
         weight: its share of the ranking relative to the other sources' weights.
         field: the column or key that holds the text, the token ids or the chat messages.
         format: one of :data:`FORMATS`; None to go by each file's suffix.
+        label: what to call it in a map's metadata and in tables; None for the file's name.
     """
 
     location: str
     weight: float | None = None
     field: str | None = None
     format: str | None = None
+    label: str | None = None
 
     @property
     def name(self) -> str:
         """A name for metadata that does not give away the machine's folders."""
+        if self.label is not None:
+            return self.label
         if self.location == "-":
             return "stdin"
         return self.location if self.is_dataset else Path(self.location).name
@@ -50,7 +54,7 @@ class Source:
 
 
 def parse_source(text: str) -> Source:
-    """``LOCATION[,weight=W][,field=NAME][,format=FORMAT]``.
+    """``LOCATION[,weight=W][,field=NAME][,format=FORMAT][,name=LABEL]``.
 
     Raises:
         TokenMapError: a weight that is no positive number, or an unknown format.
@@ -65,7 +69,7 @@ def parse_source(text: str) -> Source:
     source_format = options.get("format")
     if source_format is not None and source_format not in FORMATS:
         raise TokenMapError(f"unknown format {source_format!r}; choose from {', '.join(FORMATS)}")
-    return Source(text, weight, options.get("field"), source_format)
+    return Source(text, weight, options.get("field"), source_format, options.get("name"))
 
 
 def list_files(source: Source) -> list[Path]:
