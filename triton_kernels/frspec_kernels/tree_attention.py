@@ -1,0 +1,224 @@
+"""Attention of draft-tree nodes over a paged KV cache plus the tree's own keys.
+
+    out[i] = sum_j p_ij v_j,   p_i = softmax over the keys that node i sees
+
+Node ``i`` of request ``b`` sees the whole context of ``b`` (within the sliding window, if any) and
+those tree keys whose bit is set in its mask row. The context is cut into splits (see
+:mod:`frspec_kernels.split_merge`); a split reads its keys once for all nodes of the request and all
+query heads of a KV head, then the parts are merged.
+
+Letters: ``B`` requests, ``T`` nodes of all requests, ``QH`` / ``KVH`` query / KV heads, ``D`` /
+``DV`` key / value head dim, ``W`` mask words a node, ``K`` tree keys of all requests.
+
+Numerics: bf16/fp16 operands, float32 scores, softmax state and accumulation in base 2; fp8 caches
+are converted to the query's type, their scales applied in float32. A node that sees nothing gets
+zeros and a log-sum-exp of ``-inf``.
+
+CUDA-graph safe for any lengths when ``out`` and ``workspace`` are given: the device makes the plan.
+"""
+
+from typing import Any
+
+import torch
+import triton
+
+from frspec_kernels.split_merge import merge_splits_kernel
+from frspec_kernels.tree_attention_inputs import (
+    AttentionShape,
+    DraftTree,
+    PagedContext,
+    TreeAttentionWorkspace,
+    check_inputs,
+)
+from frspec_kernels.tree_attention_kernels import tree_attention_kernel
+from frspec_kernels.tree_attention_launch import (
+    LaunchShape,
+    TreeAttentionConfig,
+    launch_config,
+    multiprocessors,
+)
+
+
+def tree_attention(
+    q: torch.Tensor,
+    context: PagedContext,
+    tree: DraftTree,
+    *,
+    sm_scale: float | None = None,
+    logit_cap: float = 0.0,
+    window_left: int = -1,
+    sinks: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+    workspace: TreeAttentionWorkspace | None = None,
+    config: TreeAttentionConfig | None = None,
+) -> torch.Tensor:
+    """Attention output of every tree node.
+
+    Args:
+        q: ``[T, QH, D]`` bf16 or fp16.
+        context: the requests' contexts in the cache.
+        tree: the nodes, their own keys and the mask.
+        sm_scale: logits are ``q . k * sm_scale``; default ``D ** -0.5``.
+        logit_cap: logits ``x`` become ``cap * tanh(x / cap)`` when positive.
+        window_left: a node sees keys at most this many positions before it; -1: all.
+        sinks: ``[QH]`` logits that join every softmax's denominator.
+        out: ``[T, QH, DV]``; allocated when absent.
+        lse: ``[T, QH]`` float32, filled with the natural log of the denominator, sink included.
+        workspace: from :func:`tree_attention_workspace`; allocated when absent.
+        config: overrides :func:`launch_config`.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        TypeError, ValueError: see :func:`check_inputs`; a workspace too small for the launch.
+    """
+    sizes = check_inputs(q, context, tree, window_left)
+    rows = tree.max_nodes * sizes.group
+    config = config or launch_config(rows, max(sizes.head_dim, sizes.head_dim_v))
+    launch = LaunchShape.of(
+        config,
+        batch=tree.batch,
+        kv_heads=sizes.kv_heads,
+        rows=rows,
+        sm_count=multiprocessors(q.device),
+    )
+    if out is None:
+        out = q.new_empty(q.shape[0], sizes.q_heads, sizes.head_dim_v)
+    if workspace is None:
+        workspace = _allocate(launch, sizes, q.device)
+    _check_workspace(workspace, launch, sizes)
+    common = _common_arguments(context, tree, sizes, launch, config)
+    common.update(
+        sinks_ptr=sinks,
+        out_ptr=out,
+        lse_ptr=lse,
+        part_out_ptr=workspace.part_out,
+        part_lse_ptr=workspace.part_lse,
+        max_rows=workspace.part_out.shape[2],
+        stride_out_node=out.stride(0),
+        stride_out_head=out.stride(1),
+        stride_lse_node=0 if lse is None else lse.stride(0),
+        WINDOW_LEFT=window_left,
+        HAS_SINKS=sinks is not None,
+        STORE_LSE=lse is not None,
+    )
+    scores: dict[str, Any] = {
+        "sm_scale": sizes.head_dim**-0.5 if sm_scale is None else sm_scale,
+        "logit_cap": logit_cap,
+        "HAS_CAP": logit_cap > 0,
+    }
+    tree_attention_kernel[launch.grid](
+        **common, **scores, **_key_arguments(q, context, tree, config)
+    )
+    if launch.num_slots > 1:
+        merge: dict[str, Any] = {"BLOCK_S": config.merge_block_s, "num_warps": 4}
+        if config.use_pdl:
+            merge["launch_pdl"] = True
+        merge_splits_kernel[(q.shape[0], sizes.q_heads)](**common, **merge)
+    return out
+
+
+def tree_attention_workspace(
+    sizes: AttentionShape, *, batch: int, max_nodes: int, device: torch.device
+) -> TreeAttentionWorkspace:
+    """Buffers for launches of at most ``batch`` requests of ``max_nodes`` nodes."""
+    rows = max_nodes * sizes.group
+    config = launch_config(rows, max(sizes.head_dim, sizes.head_dim_v))
+    launch = LaunchShape.of(
+        config, batch=batch, kv_heads=sizes.kv_heads, rows=rows, sm_count=multiprocessors(device)
+    )
+    return _allocate(launch, sizes, device)
+
+
+def _allocate(
+    launch: LaunchShape, sizes: AttentionShape, device: torch.device
+) -> TreeAttentionWorkspace:
+    shape = (launch.max_parts, sizes.kv_heads, launch.max_rows)
+    return TreeAttentionWorkspace(
+        torch.empty(*shape, sizes.head_dim_v, dtype=torch.float32, device=device),
+        torch.empty(shape, dtype=torch.float32, device=device),
+    )
+
+
+def _check_workspace(
+    workspace: TreeAttentionWorkspace, launch: LaunchShape, sizes: AttentionShape
+) -> None:
+    parts, heads, rows, dim = workspace.part_out.shape
+    need = (launch.max_parts, sizes.kv_heads, launch.max_rows, sizes.head_dim_v)
+    if parts < need[0] or heads != need[1] or rows < need[2] or dim != need[3]:
+        raise ValueError(
+            f"workspace {(parts, heads, rows, dim)} is too small for {need}; "
+            "make it with tree_attention_workspace for the largest batch and node count"
+        )
+
+
+def _common_arguments(
+    context: PagedContext,
+    tree: DraftTree,
+    sizes: AttentionShape,
+    launch: LaunchShape,
+    config: TreeAttentionConfig,
+) -> dict[str, Any]:
+    """What both kernels plan from."""
+    return {
+        "kv_indptr_ptr": context.indptr,
+        "context_lens_ptr": context.lengths,
+        "qo_indptr_ptr": tree.qo_indptr,
+        "key_indptr_ptr": tree.qo_indptr if tree.key_indptr is None else tree.key_indptr,
+        "batch": tree.batch,
+        "num_slots": launch.num_slots,
+        "min_tiles": config.min_tiles,
+        "GROUP": sizes.group,
+        "DV": sizes.head_dim_v,
+        "HAS_LENS": context.lengths is not None,
+        "USE_PDL": config.use_pdl,
+        "BLOCK_B": triton.next_power_of_2(tree.batch),
+        "BLOCK_N": config.block_n,
+        "BLOCK_DV": triton.next_power_of_2(sizes.head_dim_v),
+    }
+
+
+def _key_arguments(
+    q: torch.Tensor, context: PagedContext, tree: DraftTree, config: TreeAttentionConfig
+) -> dict[str, Any]:
+    """What only the split kernel reads."""
+    k_tree = context.k_cache if tree.k is None else tree.k
+    v_tree = context.v_cache if tree.v is None else tree.v
+    mask = tree.mask.view(torch.int32)
+    return {
+        "q_ptr": q,
+        "k_cache_ptr": context.k_cache,
+        "v_cache_ptr": context.v_cache,
+        "kv_indices_ptr": context.indices,
+        "k_tree_ptr": k_tree,
+        "v_tree_ptr": v_tree,
+        "tree_slots_ptr": tree.slots,
+        "mask_ptr": mask,
+        "depths_ptr": tree.depths,
+        "key_depths_ptr": tree.depths if tree.key_depths is None else tree.key_depths,
+        "mask_words": mask.shape[1],
+        "k_scale": context.k_scale,
+        "v_scale": context.v_scale,
+        "stride_q_node": q.stride(0),
+        "stride_q_head": q.stride(1),
+        "stride_k_slot": context.k_cache.stride(0),
+        "stride_k_head": context.k_cache.stride(1),
+        "stride_v_slot": context.v_cache.stride(0),
+        "stride_v_head": context.v_cache.stride(1),
+        "stride_kt_row": k_tree.stride(0),
+        "stride_kt_head": k_tree.stride(1),
+        "stride_vt_row": v_tree.stride(0),
+        "stride_vt_head": v_tree.stride(1),
+        "stride_mask": mask.stride(0),
+        "D": q.shape[2],
+        "PAGE_SIZE": context.page_size,
+        "TREE_IN_CACHE": tree.slots is not None,
+        "PREFETCH": config.prefetch,
+        "BLOCK_M": config.block_m,
+        "BLOCK_D": triton.next_power_of_2(q.shape[2]),
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+        **({"maxnreg": config.max_registers} if config.max_registers else {}),
+    }

@@ -1,0 +1,278 @@
+# ruff: noqa: ANN001, ANN201, ANN202 (values inside a kernel have no Python types)
+# pyright: reportOperatorIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportPossiblyUnboundVariable=false
+"""Device code of :mod:`frspec_kernels.tree_attention`: one split of a request's keys.
+
+Letters as there; ``P`` parts, ``R`` rows of a request (nodes x query heads of a KV head), ``W``
+mask words. A program is (row tile, KV head, split): row tiles and heads of one split run side by
+side, so that they share its keys in L2. Whole context tiles need no mask; the tail and the tree's
+tiles do.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
+
+from frspec_kernels.split_merge import (
+    LN_2,
+    LOG2_E,
+    normalise,
+    pick,
+    plan_splits,
+    softmax_step,
+)
+
+
+@triton.jit
+def _load_rows(ptr, rows, stride_row, offs_d, mask_n, D: tl.constexpr, MASK_N: tl.constexpr):
+    """``[BLOCK_N, BLOCK_D]`` rows of a cache; no mask where none is needed."""
+    ptrs = ptr + rows.to(tl.int64)[:, None] * stride_row + offs_d[None, :]
+    if offs_d.shape[0] != D:
+        if MASK_N:
+            return tl.load(ptrs, mask=mask_n[:, None] & (offs_d < D)[None, :], other=0.0)
+        return tl.load(ptrs, mask=(offs_d < D)[None, :], other=0.0)
+    if MASK_N:
+        return tl.load(ptrs, mask=mask_n[:, None], other=0.0)
+    return tl.load(ptrs)
+
+
+@triton.jit
+def _page_slots(indices_ptr, offs, mask_n, PAGE_SIZE: tl.constexpr):
+    """Cache slots of the tokens ``offs`` of one request."""
+    if PAGE_SIZE == 1:
+        return tl.load(indices_ptr + offs, mask=mask_n, other=0)
+    page = tl.load(indices_ptr + offs // PAGE_SIZE, mask=mask_n, other=0)
+    return page * PAGE_SIZE + offs % PAGE_SIZE
+
+
+@triton.jit
+def _capped(scores, scale, cap, CAP: tl.constexpr):
+    """Scores and the factor that makes base-2 logits of them; soft-capped when CAP."""
+    if CAP:
+        x = scores * (scale / cap)
+        return (2.0 * tl.sigmoid(2.0 * x) - 1.0) * cap, LOG2_E
+    return scores, scale * LOG2_E
+
+
+@triton.jit
+def _tree_visible(
+    mask_row_ptr,  # [BLOCK_M] row starts
+    mask_m,
+    start,
+    words,
+    BLOCK_N: tl.constexpr,
+):
+    """Bits of the keys ``start .. start + BLOCK_N`` as ``[BLOCK_M, BLOCK_N]``; BLOCK_N >= 32."""
+    offs_n = tl.arange(0, BLOCK_N)
+    bits = tl.zeros([mask_row_ptr.shape[0], BLOCK_N], tl.int32)
+    for i in tl.static_range(BLOCK_N // 32):
+        index = start // 32 + i + tl.zeros([mask_row_ptr.shape[0]], tl.int32)
+        word = tl.load(mask_row_ptr + index, mask=mask_m & (index < words), other=0)
+        bits = tl.where((offs_n // 32 == i)[None, :], word[:, None], bits)
+    return ((bits >> (offs_n % 32)[None, :]) & 1) == 1
+
+
+@triton.jit(do_not_specialize=["batch", "num_slots", "min_tiles", "max_rows", "mask_words"])
+def tree_attention_kernel(
+    q_ptr,  # [T, QH, D]
+    k_cache_ptr,  # [slots, KVH, D]
+    v_cache_ptr,  # [slots, KVH, DV]
+    kv_indptr_ptr,  # [B + 1]
+    kv_indices_ptr,
+    context_lens_ptr,  # [B], read when HAS_LENS
+    qo_indptr_ptr,  # [B + 1]
+    key_indptr_ptr,  # [B + 1]
+    k_tree_ptr,  # [K, KVH, D], or the cache when TREE_IN_CACHE
+    v_tree_ptr,
+    tree_slots_ptr,  # [K], read when TREE_IN_CACHE
+    mask_ptr,  # [T, W] int32
+    depths_ptr,  # [T], read when WINDOW_LEFT >= 0
+    key_depths_ptr,  # [K]
+    sinks_ptr,  # [QH], read when HAS_SINKS
+    out_ptr,  # [T, QH, DV]
+    lse_ptr,  # [T, QH] float32, written when STORE_LSE
+    part_out_ptr,  # [P, KVH, R, DV] float32
+    part_lse_ptr,  # [P, KVH, R] float32
+    batch,
+    num_slots,
+    min_tiles,
+    max_rows,
+    mask_words,
+    sm_scale,
+    k_scale,
+    v_scale,
+    logit_cap,
+    stride_q_node,
+    stride_q_head,
+    stride_k_slot,
+    stride_k_head,
+    stride_v_slot,
+    stride_v_head,
+    stride_kt_row,
+    stride_kt_head,
+    stride_vt_row,
+    stride_vt_head,
+    stride_mask,
+    stride_out_node,
+    stride_out_head,
+    stride_lse_node,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    WINDOW_LEFT: tl.constexpr,
+    HAS_LENS: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    STORE_LSE: tl.constexpr,
+    TREE_IN_CACHE: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    USE_PDL: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    """One program: BLOCK_M query rows of a (request, KV head) against one split of its keys."""
+    m_tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    program = tl.program_id(2)
+    chunk, splits, first_program, first_part = plan_splits(
+        kv_indptr_ptr, context_lens_ptr, key_indptr_ptr, batch, num_slots,
+        min_tiles, WINDOW_LEFT, HAS_LENS, BLOCK_N, BLOCK_B,
+    )  # fmt: skip
+    request = tl.sum((first_program + splits <= program).to(tl.int32), axis=0)
+    if USE_PDL:
+        gdc_launch_dependents()
+    if request >= batch:
+        return
+    node_start = tl.load(qo_indptr_ptr + request)
+    rows = (tl.load(qo_indptr_ptr + request + 1) - node_start).to(tl.int32) * GROUP
+    offs_m = m_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    mask_m = offs_m < rows
+    if m_tile * BLOCK_M >= rows:
+        return
+    kv_start = tl.load(kv_indptr_ptr + request)
+    if HAS_LENS:
+        length = tl.load(context_lens_ptr + request).to(tl.int32)
+    else:
+        length = (tl.load(kv_indptr_ptr + request + 1) - kv_start).to(tl.int32)
+    key_start = tl.load(key_indptr_ptr + request)
+    keys = (tl.load(key_indptr_ptr + request + 1) - key_start).to(tl.int32)
+    first_key = 0
+    if WINDOW_LEFT >= 0:
+        first_key = length - tl.minimum(length, WINDOW_LEFT)
+    prefix_tiles = (length - first_key + BLOCK_N - 1) // BLOCK_N
+    splits = pick(splits, request, BLOCK_B)
+    chunk = pick(chunk, request, BLOCK_B)
+    split = program - pick(first_program, request, BLOCK_B)
+
+    offs_n = tl.arange(0, BLOCK_N)
+    offs_d = tl.arange(0, BLOCK_D)
+    offs_dv = tl.arange(0, BLOCK_DV)
+    node = (node_start + offs_m // GROUP).to(tl.int64)
+    head = kv_head * GROUP + offs_m % GROUP
+    q_row_ptr = q_ptr + node * stride_q_node + head * stride_q_head
+    q = tl.load(
+        q_row_ptr[:, None] + offs_d[None, :],
+        mask=mask_m[:, None] & (offs_d < D)[None, :],
+        other=0.0,
+    )
+    if WINDOW_LEFT >= 0:
+        depth = tl.load(depths_ptr + node, mask=mask_m, other=0).to(tl.int32)
+    indices_ptr = kv_indices_ptr + kv_start
+    k_head_ptr = k_cache_ptr + kv_head * stride_k_head
+    v_head_ptr = v_cache_ptr + kv_head * stride_v_head
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    l_i = tl.zeros([BLOCK_M], tl.float32)
+
+    lo = tl.minimum(first_key + split * chunk * BLOCK_N, length)
+    hi = tl.minimum(first_key + (split + 1) * chunk * BLOCK_N, length)
+    full = lo + (hi - lo) // BLOCK_N * BLOCK_N
+    all_n = offs_n < BLOCK_N
+    slots = _page_slots(indices_ptr, lo + offs_n, lo + offs_n < hi, PAGE_SIZE)
+    for start in range(lo, full, BLOCK_N):
+        if PREFETCH:
+            ahead = start + BLOCK_N + offs_n
+            next_slots = _page_slots(indices_ptr, ahead, ahead < hi, PAGE_SIZE)
+        else:
+            slots = _page_slots(indices_ptr, start + offs_n, all_n, PAGE_SIZE)
+        k = _load_rows(k_head_ptr, slots, stride_k_slot, offs_d, all_n, D, False)
+        scores, scale = _capped(
+            tl.dot(q, tl.trans(k.to(q.dtype))), sm_scale * k_scale, logit_cap, HAS_CAP
+        )
+        if WINDOW_LEFT >= 0:
+            distance = length - start - offs_n[None, :] + depth[:, None]
+            scores = tl.where(distance <= WINDOW_LEFT, scores, float("-inf"))
+        v = _load_rows(v_head_ptr, slots, stride_v_slot, offs_dv, all_n, DV, False)
+        acc, m_i, l_i = softmax_step(scores, scale, v.to(q.dtype), acc, m_i, l_i, WINDOW_LEFT >= 0)
+        if PREFETCH:
+            slots = next_slots
+    if full < hi:
+        mask_n = full + offs_n < hi
+        slots = _page_slots(indices_ptr, full + offs_n, mask_n, PAGE_SIZE)
+        k = _load_rows(k_head_ptr, slots, stride_k_slot, offs_d, mask_n, D, True)
+        scores, scale = _capped(
+            tl.dot(q, tl.trans(k.to(q.dtype))), sm_scale * k_scale, logit_cap, HAS_CAP
+        )
+        visible = mask_n[None, :]
+        if WINDOW_LEFT >= 0:
+            distance = length - full - offs_n[None, :] + depth[:, None]
+            visible = visible & (distance <= WINDOW_LEFT)
+        scores = tl.where(visible, scores, float("-inf"))
+        v = _load_rows(v_head_ptr, slots, stride_v_slot, offs_dv, mask_n, DV, True)
+        acc, m_i, l_i = softmax_step(scores, scale, v.to(q.dtype), acc, m_i, l_i, True)
+    if not TREE_IN_CACHE:
+        acc *= v_scale
+
+    kt_head_ptr = k_tree_ptr + kv_head * stride_kt_head
+    vt_head_ptr = v_tree_ptr + kv_head * stride_vt_head
+    mask_row_ptr = mask_ptr + node * stride_mask
+    tree_lo = tl.maximum(split * chunk - prefix_tiles, 0) * BLOCK_N
+    tree_hi = tl.minimum(((split + 1) * chunk - prefix_tiles) * BLOCK_N, keys)
+    for start in tl.range(tree_lo, tree_hi, BLOCK_N, num_stages=1):
+        mask_n = start + offs_n < keys
+        tree_scale = sm_scale
+        if TREE_IN_CACHE:
+            rows_n = tl.load(tree_slots_ptr + key_start + start + offs_n, mask=mask_n, other=0)
+            tree_scale = sm_scale * k_scale
+        else:
+            rows_n = key_start + start + offs_n
+        k = _load_rows(kt_head_ptr, rows_n, stride_kt_row, offs_d, mask_n, D, True)
+        scores, scale = _capped(tl.dot(q, tl.trans(k.to(q.dtype))), tree_scale, logit_cap, HAS_CAP)
+        visible = _tree_visible(mask_row_ptr, mask_m, start, mask_words, BLOCK_N) & mask_n[None, :]
+        if WINDOW_LEFT >= 0:
+            key_depth = tl.load(key_depths_ptr + key_start + start + offs_n, mask=mask_n, other=0)
+            visible = visible & (depth[:, None] - key_depth.to(tl.int32)[None, :] <= WINDOW_LEFT)
+        scores = tl.where(visible, scores, float("-inf"))
+        # A slot that no node sees may hold anything, and 0 x NaN is NaN.
+        seen_n = tl.max(visible.to(tl.int32), axis=0) > 0
+        v = _load_rows(vt_head_ptr, rows_n, stride_vt_row, offs_dv, seen_n, DV, True)
+        acc, m_i, l_i = softmax_step(scores, scale, v.to(q.dtype), acc, m_i, l_i, True)
+    if TREE_IN_CACHE:
+        acc *= v_scale
+
+    store_dv = mask_m[:, None] & (offs_dv < DV)[None, :]
+    if splits == 1:
+        if HAS_SINKS:
+            sink = tl.load(sinks_ptr + head, mask=mask_m, other=0.0).to(tl.float32) * LOG2_E
+            m_new = tl.maximum(m_i, sink)
+            shift = tl.where(m_new == float("-inf"), 0.0, m_new)
+            rescale = tl.exp2(m_i - shift)
+            acc, m_i = acc * rescale[:, None], m_new
+            l_i = l_i * rescale + tl.exp2(sink - shift)
+        out, lse = normalise(acc, m_i, l_i)
+        out_rows = out_ptr + node * stride_out_node + head * stride_out_head
+        tl.store(
+            out_rows[:, None] + offs_dv[None, :], out.to(out_ptr.dtype.element_ty), mask=store_dv
+        )
+        if STORE_LSE:
+            tl.store(lse_ptr + node * stride_lse_node + head, lse * LN_2, mask=mask_m)
+    else:
+        out, lse = normalise(acc, m_i, l_i)
+        part = pick(first_part, request, BLOCK_B) + split
+        part_row = (part.to(tl.int64) * tl.num_programs(1) + kv_head) * max_rows + offs_m
+        tl.store(part_lse_ptr + part_row, lse, mask=mask_m)
+        tl.store(part_out_ptr + part_row[:, None] * DV + offs_dv[None, :], out, mask=store_dv)
