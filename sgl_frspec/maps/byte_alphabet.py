@@ -17,10 +17,17 @@ def spell_bytes(data: bytes) -> str:
     return "".join(BYTE_TO_CHAR[byte] for byte in data)
 
 
-def token_bytes(token: str) -> bytes:
-    """What an entry stands for, spelled byte-level or as SentencePiece (``▁``, ``<0xNN>``)."""
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+def token_bytes(token: str, *, byte_level: bool) -> bytes:
+    """What an entry of a vocabulary stands for.
+
+    Args:
+        token: as spelled in ``tokenizer.json``.
+        byte_level: True where every character spells a byte, False for SentencePiece's spelling
+            (``▁`` for a space, ``<0xNN>`` for a byte). Not to be told from one token: ``é`` is a
+            letter in the one and half of one in the other.
+    """
+    if not byte_level and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes.fromhex(token[3:5])
-    if "▁" not in token and all(char in CHAR_TO_BYTE for char in token):
+    if byte_level and all(char in CHAR_TO_BYTE for char in token):
         return bytes(CHAR_TO_BYTE[char] for char in token)
     return token.replace("▁", " ").encode("utf-8", "surrogatepass")

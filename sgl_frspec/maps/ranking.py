@@ -72,11 +72,12 @@ def blend_counts(counts: list[Ids], weights: list[float | None]) -> tuple[Ids, s
 
 def _unseen_tiers(size: int, vocabulary: Vocabulary) -> Ids:
     tier = np.full(size, 2, dtype=np.int64)
-    single_bytes = [i for t, i in vocabulary.tokens.items() if len(t) <= 6 and _is_byte(t)]
+    byte_level = vocabulary.byte_level
+    single_bytes = [
+        i
+        for t, i in vocabulary.tokens.items()
+        if len(t) <= 6 and len(token_bytes(t, byte_level=byte_level)) == 1
+    ]
     tier[[i for i in single_bytes if i < size]] = 1
     tier[[i for i in vocabulary.placeholder_ids if i < size]] = 3
     return tier
-
-
-def _is_byte(token: str) -> bool:
-    return len(token_bytes(token)) == 1

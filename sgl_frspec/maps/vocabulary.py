@@ -58,6 +58,11 @@ class Vocabulary:
         """One more than the largest id."""
         return max(self.tokens.values()) + 1
 
+    @property
+    def byte_level(self) -> bool:
+        """Whether tokens spell raw bytes, as opposed to SentencePiece's spelling."""
+        return "<0x0A>" not in self.tokens and "▁" not in self.tokens
+
     @functools.cached_property
     def fingerprint(self) -> str:
         """See :func:`sgl_frspec.maps.tokenizer_fingerprint`."""

@@ -94,17 +94,20 @@ def test_missing_tokenizer(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("token", "expected"),
+    ("token", "byte_level", "expected"),
     [
-        ("Ġthe", b" the"),
-        ("Ã¼", "ü".encode()),
-        ("<0x0A>", b"\n"),
-        ("▁the", b" the"),
-        ("你", "你".encode()),
+        ("Ġthe", True, b" the"),
+        ("Ã¼", True, "ü".encode()),
+        ("é", True, b"\xe9"),
+        ("é", False, "é".encode()),
+        ("<0x0A>", True, b"<0x0A>"),
+        ("<0x0A>", False, b"\n"),
+        ("▁the", False, b" the"),
+        ("你", False, "你".encode()),
     ],
 )
-def test_bytes_of_a_token(token: str, expected: bytes):
-    assert token_bytes(token) == expected
+def test_bytes_of_a_token(token: str, byte_level: bool, expected: bytes):
+    assert token_bytes(token, byte_level=byte_level) == expected
 
 
 @pytest.fixture
