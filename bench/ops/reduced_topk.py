@@ -44,10 +44,11 @@ def check_ours(out: TopK, inputs: Inputs) -> Verdict:
 def _buffers(inputs: Inputs, config: LaunchConfig | None = None) -> tuple[Workspace, TopK]:
     (rows, width), vocab, device = inputs.hidden.shape, len(inputs.token_map), inputs.hidden.device
     workspace = allocate_workspace(
-        rows, vocab, width, inputs.k,
+        rows, vocab, width,
         dtype=inputs.hidden.dtype, device=device, head_dtype=inputs.head.dtype, config=config,
     )  # fmt: skip
-    workspace.state.fill_(-1)
+    workspace.scores.fill_(float("nan"))
+    workspace.bests.fill_(-1)
     workspace.normed.fill_(float("nan"))
     return workspace, TopK(
         poisoned(rows, inputs.k, dtype=torch.float32, device=device),

@@ -194,7 +194,7 @@ def test_fused_norm(residual_dtype):
     residual = None if residual_dtype is None else rows_of(3, 100, residual_dtype, stride=112)
     total = hidden.double() if residual is None else hidden.double() + residual.double()
     norm = FinalNorm(weight, 1e-5, residual)
-    workspace = allocate_workspace(3, 80, 100, 4, dtype=FP16, device=DEVICE)
+    workspace = allocate_workspace(3, 80, 100, dtype=FP16, device=DEVICE)
     workspace.normed.fill_(math.nan)
     out = reduced_vocab_topk(hidden, head, 4, norm=norm, workspace=workspace, out=poisoned(3, 4))
     scale = torch.rsqrt(total.square().mean(1, keepdim=True) + 1e-5)
@@ -352,10 +352,11 @@ def test_no_rows():
 
 
 def test_workspace_and_outputs_are_used_again():
-    workspace = allocate_workspace(8, 100, 32, 6, dtype=FP16, device=DEVICE)
+    workspace = allocate_workspace(8, 100, 32, dtype=FP16, device=DEVICE)
     out = None
     for rows, k in ((8, 6), (3, 6), (8, 2)):
-        workspace.state.fill_(-1)
+        workspace.scores.fill_(math.nan)
+        workspace.bests.fill_(-1)
         hidden, head = rows_of(rows, 32), rows_of(100, 32)
         out = poisoned(rows, k)
         got = reduced_vocab_topk(hidden, head, k, workspace=workspace, out=out)
@@ -475,9 +476,9 @@ def ones(*shape, dtype=FP16):
         ),
         (
             ValueError,
-            "the workspace holds 3",
+            "workspace.scores holds 3",
             lambda: (ones(1, 8), ones(20, 8), 5),
-            {"workspace": lambda: Workspace(torch.empty(3, dtype=torch.int64), ones(1, 8))},
+            {"workspace": lambda: Workspace(ones(3), ones(99), ones(1, 8))},
         ),
     ],
 )
@@ -516,7 +517,7 @@ def test_real_sizes(rows, k):
 def test_graph_replay_with_changed_inputs_equals_eager(norm):
     hidden, head = rows_of(7, 2048, torch.bfloat16), rows_of(5000, 2048, torch.bfloat16)
     weight = torch.rand(2048, device=DEVICE).bfloat16()
-    workspace = allocate_workspace(7, 5000, 2048, 10, dtype=torch.bfloat16, device=DEVICE)
+    workspace = allocate_workspace(7, 5000, 2048, dtype=torch.bfloat16, device=DEVICE)
     out = poisoned(7, 10)
     options: dict[str, Any] = {"norm": FinalNorm(weight, 1e-5)} if norm else {}
 

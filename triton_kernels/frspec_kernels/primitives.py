@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201 (values inside a kernel have no Python types)
-# pyright: reportOperatorIssue=false
+# pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false
 """Shared ``@triton.jit`` pieces: scores that sort with their token ids, and packed softmax states.
 
 A **sortable key** is one int64: the score's bits, made monotone, above the inverted token id. A
@@ -16,29 +16,41 @@ import triton.language as tl
 # Below the key of every score, -inf included.
 LOWEST_KEY = tl.constexpr(-(2**63))
 HIGHEST_KEY = tl.constexpr(2**63 - 1)
+LOWEST_ORDER = tl.constexpr(-(2**31))
+MAX_TOKEN_ID = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
-def sortable_key(scores, token_ids):
-    """int64 keys of float32 ``scores``; ``token_ids`` in [0, 2**32)."""
+def score_order(scores):
+    """int32 that compare as the float32 ``scores`` do."""
     scores = tl.where(scores == 0.0, 0.0, scores)
     bits = scores.to(tl.int32, bitcast=True)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    ordered = tl.where(scores != scores, 0x7FFFFFFF, ordered)
-    return (ordered.to(tl.int64) << 32) | (0xFFFFFFFF - token_ids.to(tl.int64))
+    return tl.where(scores != scores, 0x7FFFFFFF, ordered)
+
+
+@triton.jit
+def order_score(order):
+    """The float32 score of a :func:`score_order`."""
+    return (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def sortable_key(order, token_ids):
+    """int64 keys of ``order``, from :func:`score_order`; ``token_ids`` in [0, 2**31)."""
+    return (order.to(tl.int64) << 32) | (token_ids.to(tl.int64) ^ MAX_TOKEN_ID)
 
 
 @triton.jit
 def key_score(keys):
     """The float32 scores of ``keys``."""
-    ordered = (keys >> 32).to(tl.int32)
-    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    return order_score((keys >> 32).to(tl.int32))
 
 
 @triton.jit
 def key_token_id(keys):
     """The int64 token ids of ``keys``."""
-    return 0xFFFFFFFF - (keys & 0xFFFFFFFF)
+    return (keys & 0xFFFFFFFF) ^ MAX_TOKEN_ID
 
 
 @triton.jit
@@ -63,18 +75,28 @@ def finite_maximum(maximum):
 
 @triton.jit
 def extract_best(keys, K: tl.constexpr, K_PAD: tl.constexpr):
-    """[K_PAD] the K largest of the distinct ``keys`` [N] in descending order.
+    """The K largest of the distinct ``keys`` [N] in descending order, and their places in [0, N).
 
-    A slot without a key is below every key, and no two of those are equal; slots from K on are
-    ``HIGHEST_KEY``, which no insertion replaces.
+    Both [K_PAD]. A slot without a key has the place -1 and is below every key; no two of those are
+    equal. Slots from K on are ``HIGHEST_KEY``, which no insertion replaces. The halves of a key are
+    searched one after the other: a warp has an instruction for the maximum of 32-bit integers.
     """
     slot = tl.arange(0, K_PAD)
-    best = tl.where(slot < K, LOWEST_KEY + 1 + slot.to(tl.int64), HIGHEST_KEY)
+    offs = tl.arange(0, keys.shape[0])
+    best = tl.where(slot < K, slot.to(tl.int64) + (LOWEST_KEY + 1), HIGHEST_KEY)
+    places = tl.full([K_PAD], -1, tl.int32)
+    high, low = (keys >> 32).to(tl.int32), keys.to(tl.int32)
     for rank in range(K):
-        top = tl.max(keys, axis=0)
-        best = tl.where((slot == rank) & (top > LOWEST_KEY), top, best)
-        keys = tl.where(keys == top, LOWEST_KEY, keys)
-    return best
+        top_high = tl.max(high, axis=0)
+        top_low = tl.max(tl.where(high == top_high, low, -1), axis=0)
+        taken = (high == top_high) & (low == top_low)
+        place = tl.max(tl.where(taken, offs, -1), axis=0)
+        high = tl.where(taken, LOWEST_ORDER, high)
+        filled = (slot == rank) & (top_high > LOWEST_ORDER)
+        top = (top_high.to(tl.int64) << 32) | top_low.to(tl.int64)
+        best = tl.where(filled, top, best)
+        places = tl.where(filled, place, places)
+    return best, places
 
 
 @triton.jit

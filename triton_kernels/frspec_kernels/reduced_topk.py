@@ -1,13 +1,15 @@
-r"""Top-k of ``softmax(hidden @ head.T)`` over a reduced vocabulary, without storing the logits.
+r"""Top-k of ``softmax(hidden @ head.T)`` over a reduced vocabulary, in one pass over the head.
 
     x[b, v] = hidden[b, :] · head[v, :] (· head_scale[v]) (/ temperature[b])
     lse[b]  = log Σ_v exp x[b, v]
     p[b, j] = exp(x[b, v_j] - lse[b]),   v_1 … v_k the k largest of row b
 
 Letters: ``B`` rows, ``H`` hidden size, ``V`` reduced vocabulary, ``K`` top-k, ``P`` slices of V.
-One pass over the head: a program keeps the running maximum, sum (the online softmax of Milakov and
-Gimelshein, arXiv:1805.02867) and best k of its slice of the vocabulary; a second, tiny launch,
-begun early where the GPU has programmatic dependent launch, merges the slices.
+One pass over the head: a program keeps the maximum, the sum (the online softmax of Milakov and
+Gimelshein, arXiv:1805.02867), the best id and the float32 scores of its slice of the vocabulary; a
+second, tiny launch, begun early where the GPU has programmatic dependent launch, merges the slices.
+It finds the k slices with the largest maxima, which hold all of the top-k, and reads the scores of
+these alone. The scores cost 4 · B / 2H of the head's bytes, and stay in the L2 cache.
 
 Numerics: bf16 or fp16 products, float32 sums and probabilities. Equal scores are ordered by the
 smaller token id, whatever the map and the launch configuration. A row with a NaN or +inf score gets
@@ -32,10 +34,12 @@ from frspec_kernels.reduced_topk_args import (
 )
 from frspec_kernels.reduced_topk_launch import (
     LaunchConfig,
+    compile_specs,
     count_parts,
     launch_config,
-    merge_states,
-    slice_states,
+    run_shard_merge,
+    run_slice_merge,
+    run_slices,
 )
 
 __all__ = [
@@ -45,6 +49,8 @@ __all__ = [
     "Workspace",
     "allocate_output",
     "allocate_workspace",
+    "compile_specs",
+    "launch_config",
     "merge_shards",
     "reduced_vocab_topk",
     "reduced_vocab_topk_reference",
@@ -56,31 +62,31 @@ def allocate_workspace(
     rows: int,
     vocab: int,
     hidden_size: int,
-    k: int,
     *,
     dtype: torch.dtype,
     device: torch.device | str,
     head_dtype: torch.dtype | None = None,
     config: LaunchConfig | None = None,
 ) -> Workspace:
-    """Scratch for any number of rows up to ``rows`` and any k up to ``k``.
+    """Scratch for any number of rows up to ``rows``, and any k.
 
     Args:
         rows: most rows of hidden in a call.
         vocab: ids of the reduced vocabulary.
         hidden_size: H.
-        k: largest top-k.
         dtype, device: of hidden.
         head_dtype: of the head; hidden's when None.
         config: the launch configuration that calls will be given, if any.
     """
     itemsize = (head_dtype or dtype).itemsize
-    parts = max(
-        count_parts(config or launch_config(n, vocab, itemsize), vocab)
-        for n in range(1, max(rows, 1) + 1)
+    used = {config or launch_config(n, vocab, itemsize) for n in range(1, max(rows, 1) + 1)}
+    parts = max(count_parts(c, vocab) for c in used)
+    scores = max(count_parts(c, vocab) * c.block_v for c in used)
+    return Workspace(
+        torch.empty(rows * scores, dtype=torch.float32, device=device),
+        torch.empty(rows * 2 * parts, dtype=torch.int64, device=device),
+        torch.empty(rows, hidden_size, dtype=dtype, device=device),
     )
-    state = torch.empty(rows * parts * (k + 1), dtype=torch.int64, device=device)
-    return Workspace(state, torch.empty(rows, hidden_size, dtype=dtype, device=device))
 
 
 def reduced_vocab_topk_reference(
@@ -185,8 +191,8 @@ def reduced_vocab_topk(
     out = out or allocate_output(inputs.rows, k, hidden.device)
     check_output(out, inputs.rows, k)
     if inputs.rows:
-        state = slice_states(inputs, k, workspace or _scratch(inputs, k, config), config)
-        merge_states(state, out, None, log_probs=log_probs)
+        slices = run_slices(inputs, k, workspace or _scratch(inputs, config), config)
+        run_slice_merge(inputs, slices, k, out, None, log_probs=log_probs)
     return out
 
 
@@ -216,19 +222,18 @@ def reduced_vocab_topk_shard(
         out = torch.empty(inputs.rows, k + 1, dtype=torch.int64, device=hidden.device)
     check_tensor("out", out, (inputs.rows, k + 1), (torch.int64,))
     if inputs.rows:
-        state = slice_states(inputs, k, workspace or _scratch(inputs, k, config), config)
-        merge_states(state, None, out)
+        slices = run_slices(inputs, k, workspace or _scratch(inputs, config), config)
+        run_slice_merge(inputs, slices, k, None, out)
     return out
 
 
-def _scratch(inputs: HeadInputs, k: int, config: LaunchConfig | None) -> Workspace:
-    hidden = inputs.hidden
-    parts = count_parts(
-        config or launch_config(inputs.rows, inputs.vocab, inputs.head.element_size()),
-        inputs.vocab,
-    )
-    state = torch.empty(inputs.rows * parts * (k + 1), dtype=torch.int64, device=hidden.device)
-    return Workspace(state, torch.empty_like(hidden, memory_format=torch.contiguous_format))
+def _scratch(inputs: HeadInputs, config: LaunchConfig | None) -> Workspace:
+    hidden, itemsize = inputs.hidden, inputs.head.element_size()
+    config = config or launch_config(inputs.rows, inputs.vocab, itemsize)
+    return allocate_workspace(
+        inputs.rows, inputs.vocab, hidden.shape[1],
+        dtype=hidden.dtype, device=hidden.device, config=config,
+    )  # fmt: skip
 
 
 def merge_shards(states: Tensor, *, log_probs: bool = False, out: TopK | None = None) -> TopK:
@@ -243,9 +248,11 @@ def merge_shards(states: Tensor, *, log_probs: bool = False, out: TopK | None = 
     if states.dim() != 3 or not states.shape[0] or states.shape[2] < 2:
         raise ValueError(f"states is {tuple(states.shape)}, expected [S, B, k + 1] with S > 0")
     check_tensor("states", states, tuple(states.shape), (torch.int64,))
+    if not states.is_contiguous():
+        raise ValueError("states must be contiguous")
     rows, k = states.shape[1], states.shape[2] - 1
     out = out or allocate_output(rows, k, states.device)
     check_output(out, rows, k)
     if rows:
-        merge_states(states.permute(1, 2, 0), out, None, log_probs=log_probs)
+        run_shard_merge(states, out, log_probs=log_probs)
     return out

@@ -60,7 +60,8 @@ class HeadInputs(NamedTuple):
 class Workspace(NamedTuple):
     """Scratch, from :func:`~frspec_kernels.reduced_topk.allocate_workspace`."""
 
-    state: Tensor  # int64: slices' keys and softmax states
+    scores: Tensor  # float32: the scores of one call; not used if k is 1
+    bests: Tensor  # int64: the best score and the softmax state of each slice
     normed: Tensor  # [B, H]: after a call with ``norm``, the normalised rows
 
 

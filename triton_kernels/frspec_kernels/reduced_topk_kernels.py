@@ -1,10 +1,13 @@
 # ruff: noqa: ANN001, ANN201, ANN202, SIM108 (values inside a kernel have no Python types)
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false
-"""Device code of :mod:`frspec_kernels.reduced_topk`: slices of the head, the merge, the final norm.
+"""Device code of :mod:`frspec_kernels.reduced_topk`: slices of the head, merges, the final norm.
 
 Letters: ``B`` rows, ``H`` hidden size, ``V`` reduced vocabulary, ``K`` top-k, ``P`` slices of the
-vocabulary. A slice's state is ``K`` sortable keys in descending order and one packed softmax state:
-``K + 1`` int64. States lie slot by slot, so that the merge reads a slot of all slices in one go.
+vocabulary, ``S`` shards of the head.
+
+A slice leaves its scores, the sortable key of its best score, and its packed softmax state. Only
+the slices with the K largest bests can hold any of the top-k: the merge picks them, and looks at
+nothing else of the scores.
 """
 
 import triton
@@ -13,13 +16,17 @@ import triton.language as tl
 from frspec_kernels.pdl import wait_for_previous
 from frspec_kernels.primitives import (
     LOWEST_KEY,
+    LOWEST_ORDER,
+    MAX_TOKEN_ID,
     descending_rank,
     extract_best,
     finite_maximum,
     insert_best,
     key_score,
     key_token_id,
+    order_score,
     pack_softmax_state,
+    score_order,
     sortable_key,
     unpack_softmax_state,
 )
@@ -29,12 +36,12 @@ from frspec_kernels.primitives import (
 def _widen(w, dtype: tl.constexpr):
     """Head weights in the type of hidden, exactly.
 
-    The conversions that compilers make of a plain cast to bf16 cannot keep up with the memory: one
-    slow instruction an fp8 value, four byte permutations an int8 value. Both go through float32.
+    Two plain casts cannot keep up with the memory, one slow instruction a value: they go through
+    float32.
     """
     if w.dtype == tl.float8e4nv and dtype == tl.bfloat16:
         return w.to(tl.float16).to(tl.float32).to(dtype)
-    if w.dtype == tl.int8 and dtype == tl.bfloat16:
+    if w.dtype == tl.int8 and dtype == tl.float16:
         # The bits of 2**23 + 128 + w, from which 2**23 + 128 is subtracted.
         bits = w.to(tl.uint8, bitcast=True).to(tl.uint32) ^ 0x4B000080
         return (bits.to(tl.float32, bitcast=True) - 8388736.0).to(dtype)
@@ -76,44 +83,6 @@ def _tile_scores(
 
 
 @triton.jit
-def _store_best(
-    scores,  # [BLOCK_V, BLOCK_B] float32
-    token_ids,  # [BLOCK_V]
-    mask_v,  # [BLOCK_V]
-    offs_b,  # [BLOCK_B]
-    state_ptr,  # [B, K + 1, P] int64
-    B,
-    K: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """Write the tile's K best keys, in order, and its softmax state, for every row of hidden.
-
-    Wide tiles are finished ``COLUMNS`` rows at a time: all keys at once would not fit in registers.
-    """
-    BLOCK_V: tl.constexpr = scores.shape[0]
-    BLOCK_B: tl.constexpr = scores.shape[1]
-    if BLOCK_B > COLUMNS:
-        halves = tl.permute(tl.reshape(scores, [BLOCK_V, 2, BLOCK_B // 2]), (0, 2, 1))
-        low, high = tl.split(halves)
-        low_b, high_b = tl.split(tl.permute(tl.reshape(offs_b, [2, BLOCK_B // 2]), (1, 0)))
-        _store_best(low, token_ids, mask_v, low_b, state_ptr, B, K, COLUMNS)
-        _store_best(high, token_ids, mask_v, high_b, state_ptr, B, K, COLUMNS)
-    else:
-        maximum = tl.max(scores, axis=0)
-        total = tl.sum(tl.exp(scores - finite_maximum(maximum)[None, :]), axis=0)
-        parts = tl.num_programs(1)
-        state = state_ptr + offs_b.to(tl.int64) * (K + 1) * parts + tl.program_id(1)
-        mask_b = offs_b < B
-        tl.store(state + K * parts, pack_softmax_state(maximum, total), mask=mask_b)
-        keys = sortable_key(scores, token_ids[:, None])
-        keys = tl.where(mask_v[:, None], keys, LOWEST_KEY)
-        for slot in range(K):
-            top = tl.max(keys, axis=0)
-            keys = tl.where(keys == top[None, :], LOWEST_KEY, keys)
-            tl.store(state + slot * parts, top, mask=mask_b)
-
-
-@triton.jit
 def slice_topk_kernel(
     hidden_ptr,  # [B, H] bf16 or fp16
     head_ptr,  # [V, H], or [·, H] when row_ids picks the rows
@@ -121,21 +90,20 @@ def slice_topk_kernel(
     row_ids_ptr,  # [V] int, or None
     token_ids_ptr,  # [V] int, or None: the draft id is the token id
     temperature_ptr,  # [B] float32, or None
-    state_ptr,  # [B, K + 1, P] int64
+    scores_ptr,  # [B, P, BLOCK_V] float32, or None: only the best of a slice is wanted
+    bests_ptr,  # [B, 2, P] int64: keys of the slices' bests; their softmax states
     B,
     V,
     H,
     stride_hidden_row,
     stride_head_row,
-    K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_H: tl.constexpr,
-    COLUMNS: tl.constexpr,
     EVEN_H: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
-    """Program (block of rows, slice): the state of ``BLOCK_V`` rows of the head."""
+    """Program (block of rows, slice): the scores of ``BLOCK_V`` rows of the head."""
     offs_b = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
     mask_b = offs_b < B
     offs_v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -157,51 +125,36 @@ def slice_topk_kernel(
     token_ids = draft_ids
     if token_ids_ptr is not None:
         token_ids = tl.load(token_ids_ptr + draft_ids)
-    scores = tl.where(mask_v[:, None], scores, float("-inf"))
-    _store_best(scores, token_ids, mask_v, offs_b, state_ptr, B, K, COLUMNS)
+    order = tl.where(mask_v[:, None], score_order(scores), LOWEST_ORDER)
+    best = tl.max(order, axis=0)
+    tied = tl.where(order == best[None, :], token_ids.to(tl.int32)[:, None], MAX_TOKEN_ID)
+    maximum = order_score(best)
+    exps = tl.exp(scores - finite_maximum(maximum)[None, :])
+    total = tl.sum(tl.where(mask_v[:, None], exps, 0.0), axis=0)
+    parts = tl.num_programs(1)
+    row = offs_b.to(tl.int64) * parts
+    bests = bests_ptr + 2 * row + tl.program_id(1)
+    tl.store(bests, sortable_key(best, tl.min(tied, axis=0)), mask=mask_b)
+    tl.store(bests + parts, pack_softmax_state(maximum, total), mask=mask_b)
+    if scores_ptr is not None:
+        tile = (row + tl.program_id(1))[None, :] * BLOCK_V + tl.arange(0, BLOCK_V)[:, None]
+        tl.store(scores_ptr + tile, scores, mask=mask_b[None, :])
 
 
 @triton.jit
-def merge_topk_kernel(
-    state_ptr,  # [B, K + 1, P] int64
-    probs_ptr,  # [B, K] float32, or None: no outputs but merged
+def _store_row(
+    best,  # [K_PAD] keys
+    row,
+    maximum,
+    total,
+    probs_ptr,  # [B, K] float32, or None: nothing but merged
     token_ids_ptr,  # [B, K] int64
     lse_ptr,  # [B] float32
     merged_ptr,  # [B, K + 1] int64, or None
-    parts,
-    stride_state_row,
-    stride_state_slot,
-    stride_state_part,
     K: tl.constexpr,
     K_PAD: tl.constexpr,
-    BLOCK_P: tl.constexpr,
     LOG_PROBS: tl.constexpr,
-    USE_PDL: tl.constexpr,
 ):
-    """One program a row: the P slices' states into the row's top-k, in order.
-
-    Only the slices with the K largest heads can hold more of the top-k: after the heads, slot by
-    slot, the slices whose last key is among the best so far are asked for their next.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    offs_p = tl.arange(0, BLOCK_P)
-    mask_p = offs_p < parts
-    wait_for_previous(USE_PDL)
-    state = state_ptr + row * stride_state_row + offs_p * stride_state_part
-    packed = tl.load(state + K * stride_state_slot, mask=mask_p, other=0)
-    keys = tl.load(state, mask=mask_p, other=LOWEST_KEY)
-    part_maximum, part_total = unpack_softmax_state(packed)
-    part_maximum = tl.where(mask_p, part_maximum, float("-inf"))
-    maximum = tl.max(part_maximum, axis=0)
-    total = tl.sum(part_total * tl.exp(part_maximum - finite_maximum(maximum)), axis=0)
-    best = extract_best(keys, K, K_PAD)
-    slot = 1
-    asked = keys >= tl.min(best, axis=0)
-    while (slot < K) & (tl.max(tl.where(asked, 1, 0), axis=0) > 0):
-        keys = tl.load(state + slot * stride_state_slot, mask=asked, other=LOWEST_KEY)
-        best = insert_best(best, keys)
-        asked = keys >= tl.min(best, axis=0)
-        slot += 1
     slots = tl.arange(0, K_PAD)
     mask_k = slots < K
     rank = descending_rank(tl.where(mask_k, best, LOWEST_KEY))
@@ -219,6 +172,94 @@ def merge_topk_kernel(
         merged = merged_ptr + row * (K + 1)
         tl.store(merged + rank, best, mask=mask_k)
         tl.store(merged + K, pack_softmax_state(maximum, total))
+
+
+@triton.jit
+def _merge_softmax_states(packed, mask):
+    """Maximum and sum of all the ``packed`` states [N]."""
+    maxima, totals = unpack_softmax_state(packed)
+    maxima = tl.where(mask, maxima, float("-inf"))
+    maximum = tl.max(maxima, axis=0)
+    scale = tl.exp(maxima - finite_maximum(maximum))
+    return maximum, tl.sum(tl.where(mask, totals * scale, 0.0), axis=0)
+
+
+@triton.jit
+def merge_slices_kernel(
+    scores_ptr,  # [B, P, BLOCK_V] float32, or None if K is 1
+    bests_ptr,  # [B, 2, P] int64
+    vocab_ids_ptr,  # [V] int, or None: the draft id is the token id
+    probs_ptr,  # [B, K] float32, or None: nothing but merged
+    token_ids_ptr,  # [B, K] int64
+    lse_ptr,  # [B] float32
+    merged_ptr,  # [B, K + 1] int64, or None
+    V,
+    parts,
+    K: tl.constexpr,
+    K_PAD: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    LOG_PROBS: tl.constexpr,
+    USE_PDL: tl.constexpr,
+):
+    """One program a row: the K slices with the largest bests, then the K best of their scores."""
+    row = tl.program_id(0).to(tl.int64)
+    offs_p = tl.arange(0, BLOCK_P)
+    mask_p = offs_p < parts
+    wait_for_previous(USE_PDL)
+    bests = bests_ptr + 2 * row * parts + offs_p
+    keys = tl.load(bests, mask=mask_p, other=LOWEST_KEY)
+    packed = tl.load(bests + parts, mask=mask_p, other=0)
+    best, places = extract_best(keys, K, K_PAD)
+    if scores_ptr is not None:
+        offs_v = places[:, None] * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
+        mask_v = (places[:, None] >= 0) & (offs_v < V)
+        tiles = scores_ptr + row * parts * BLOCK_V + offs_v
+        order = score_order(tl.load(tiles, mask=mask_v, other=float("-inf")))
+        # Few scores reach the worst of the bests, so few token ids are read.
+        worst = tl.min(best, axis=0)
+        mask_v &= order >= (worst >> 32).to(tl.int32)
+        ids = offs_v
+        if vocab_ids_ptr is not None:
+            ids = tl.load(vocab_ids_ptr + offs_v, mask=mask_v, other=0).to(tl.int32)
+        keys = tl.where(mask_v, sortable_key(order, ids), LOWEST_KEY)
+        keys = tl.where(keys == best[:, None], LOWEST_KEY, keys)
+        best = insert_best(best, tl.ravel(keys))
+    maximum, total = _merge_softmax_states(packed, mask_p)
+    _store_row(
+        best, row, maximum, total, probs_ptr, token_ids_ptr, lse_ptr, merged_ptr,
+        K, K_PAD, LOG_PROBS,
+    )  # fmt: skip
+
+
+@triton.jit
+def merge_shards_kernel(
+    states_ptr,  # [S, B, K + 1] int64
+    probs_ptr,  # [B, K] float32
+    token_ids_ptr,  # [B, K] int64
+    lse_ptr,  # [B] float32
+    shards,
+    K: tl.constexpr,
+    K_PAD: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    LOG_PROBS: tl.constexpr,
+    USE_PDL: tl.constexpr,
+):
+    """One program a row: the K best of the shards' S · K keys."""
+    row = tl.program_id(0).to(tl.int64)
+    stride = tl.num_programs(0).to(tl.int64) * (K + 1)
+    states = states_ptr + row * (K + 1)
+    offs_n, offs_s = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_S)
+    wait_for_previous(USE_PDL)
+    keys = states + (offs_n // K) * stride + offs_n % K
+    best, _ = extract_best(tl.load(keys, mask=offs_n < shards * K, other=LOWEST_KEY), K, K_PAD)
+    mask_s = offs_s < shards
+    packed = tl.load(states + offs_s * stride + K, mask=mask_s, other=0)
+    maximum, total = _merge_softmax_states(packed, mask_s)
+    _store_row(
+        best, row, maximum, total, probs_ptr, token_ids_ptr, lse_ptr, None, K, K_PAD, LOG_PROBS
+    )
 
 
 @triton.jit

@@ -10,11 +10,11 @@ from frspec_kernels.pdl import pdl_options
 from frspec_kernels.reduced_topk_args import FinalNorm, HeadInputs, TopK, Workspace
 from frspec_kernels.reduced_topk_kernels import (
     final_norm_kernel,
-    merge_topk_kernel,
+    merge_shards_kernel,
+    merge_slices_kernel,
     slice_topk_kernel,
 )
 
-FINISH_ROWS = 16  # of hidden, for which a program keeps all keys in registers at once
 NORM_WARPS = 8
 
 
@@ -51,9 +51,9 @@ def block_rows(rows: int) -> int:
     return min(max(next_power_of_2(rows), 16), 64)
 
 
-def merge_warps(block_p: int) -> int:
-    """Warps that merge ``block_p`` slices."""
-    return 4 if block_p <= 1024 else 8
+def merge_warps(elements: int) -> int:
+    """Warps of a merge that looks at ``elements`` keys at once: one, as long as it holds them."""
+    return min(max(elements // 1024, 1), 16)
 
 
 def next_power_of_2(n: int) -> int:
@@ -66,32 +66,41 @@ def count_parts(config: LaunchConfig, vocab: int) -> int:
     return -(-vocab // config.block_v)
 
 
-def slice_states(
+class Slices(NamedTuple):
+    """What the pass over the head leaves, views of the workspace."""
+
+    scores: Tensor | None  # [B, P, block_v] float32; None if k is 1
+    bests: Tensor  # [B, 2, P] int64
+
+
+def run_slices(
     inputs: HeadInputs, k: int, workspace: Workspace, config: LaunchConfig | None
-) -> Tensor:
-    """Launch the pass over the head: states [B, k + 1, P] in the workspace."""
+) -> Slices:
+    """Launch the pass over the head."""
     hidden, head = inputs.hidden, inputs.head
     rows, hidden_size = hidden.shape
     config = config or launch_config(rows, inputs.vocab, head.element_size())
     parts = count_parts(config, inputs.vocab)
-    state = _view(workspace.state, (rows, k + 1, parts))
+    bests = _view("bests", workspace.bests, (rows, 2, parts))
+    shape = (rows, parts, config.block_v)
+    scores = None if k == 1 else _view("scores", workspace.scores, shape)
     if inputs.norm is not None:
         hidden = _launch_norm(hidden, inputs.norm, workspace)
     block_b = block_rows(rows)
     slice_topk_kernel[(-(-rows // block_b), parts)](
         hidden, head, inputs.head_scale, inputs.row_ids, inputs.token_ids, inputs.temperature,
-        state, rows, inputs.vocab, hidden_size, hidden.stride(0), head.stride(0),
-        K=k, BLOCK_V=config.block_v, BLOCK_B=block_b, BLOCK_H=config.block_h, COLUMNS=FINISH_ROWS,
+        scores, bests, rows, inputs.vocab, hidden_size, hidden.stride(0), head.stride(0),
+        BLOCK_V=config.block_v, BLOCK_B=block_b, BLOCK_H=config.block_h,
         EVEN_H=hidden_size % config.block_h == 0,
         num_warps=config.warps, num_stages=config.stages, **pdl_options(hidden.device),
     )  # fmt: skip
-    return state
+    return Slices(scores, bests)
 
 
-def _view(scratch: Tensor, shape: tuple[int, int, int]) -> Tensor:
+def _view(name: str, scratch: Tensor, shape: tuple[int, int, int]) -> Tensor:
     need = shape[0] * shape[1] * shape[2]
     if scratch.numel() < need:
-        raise ValueError(f"the workspace holds {scratch.numel()} int64, this call needs {need}")
+        raise ValueError(f"workspace.{name} holds {scratch.numel()}, this call needs {need}")
     return scratch[:need].view(shape)
 
 
@@ -110,71 +119,112 @@ def _launch_norm(hidden: Tensor, norm: FinalNorm, workspace: Workspace) -> Tenso
     return workspace.normed[:rows]
 
 
-def merge_states(
-    states: Tensor,  # [B, k + 1, P]
+def run_slice_merge(
+    inputs: HeadInputs,
+    slices: Slices,
+    k: int,
     out: TopK | None,
     merged: Tensor | None,
     *,
     log_probs: bool = False,
 ) -> None:
-    """Launch the merge of each row's P states into ``out`` and into ``merged`` [B, k + 1]."""
-    k, parts = states.shape[1] - 1, states.shape[2]
-    block_p = next_power_of_2(parts)
+    """Launch the merge of each row's slices into ``out``, or into ``merged`` [B, k + 1]."""
+    scores, bests = slices
+    rows, _, parts = bests.shape
+    block_p, k_pad = next_power_of_2(parts), next_power_of_2(k)
+    block_v = 1 if scores is None else scores.shape[2]
     probs, token_ids, lse = out or (None, None, None)
-    merge_topk_kernel[(states.shape[0],)](
-        states, probs, token_ids, lse, merged, parts, *states.stride(),
-        K=k, K_PAD=next_power_of_2(k), BLOCK_P=block_p, LOG_PROBS=log_probs,
-        num_warps=merge_warps(block_p), **pdl_options(states.device),
+    merge_slices_kernel[(rows,)](
+        scores, bests, inputs.token_ids, probs, token_ids, lse, merged, inputs.vocab, parts,
+        K=k, K_PAD=k_pad, BLOCK_P=block_p, BLOCK_V=block_v, LOG_PROBS=log_probs,
+        num_warps=merge_warps(max(block_p, k_pad * block_v)), **pdl_options(bests.device),
+    )  # fmt: skip
+
+
+def run_shard_merge(states: Tensor, out: TopK, *, log_probs: bool) -> None:
+    """Launch the merge of ``states`` [S, B, k + 1] into ``out``."""
+    shards, rows, k = states.shape[0], states.shape[1], states.shape[2] - 1
+    block_n = next_power_of_2(shards * k)
+    merge_shards_kernel[(rows,)](
+        states, *out, shards,
+        K=k, K_PAD=next_power_of_2(k), BLOCK_S=next_power_of_2(shards), BLOCK_N=block_n,
+        LOG_PROBS=log_probs, num_warps=merge_warps(block_n), **pdl_options(states.device),
     )  # fmt: skip
 
 
 def compile_specs() -> list[CompileSpec]:
     """The kernels in every shipped configuration, as SGLang calls them: dense rows, H by 128."""
-    specs = [_slice_spec(config, "bf16", "bf16", 10, 16) for config in shipped_configs()]
-    for head in ("fp8e4nv", "i8"):
-        specs += [_slice_spec(config, "bf16", head, 10, 16) for config in shipped_configs()]
-    specs += [_slice_spec(DEFAULT, "fp16", "fp16", k, rows) for k in (1, 64) for rows in (16, 64)]
-    specs += [_merge_spec(k, parts) for k in (1, 10, 64) for parts in (128, 512, 2048)]
+    specs = [
+        _slice_spec(config, hidden, head, rows)
+        for config in shipped_configs()
+        for hidden, head, rows in SHIPPED_TYPES
+    ]
+    specs += [_merge_spec(k, parts, v) for k in (1, 10, 64) for parts, v in MERGED]
+    specs += [_shards_spec(k, shards) for k in (10, 64) for shards in (2, 8)]
     return [*specs, *(_norm_spec(block) for block in (2048, 4096, 8192))]
 
 
-def _slice_spec(config: LaunchConfig, hidden: str, head: str, k: int, block_b: int) -> CompileSpec:
-    narrow = hidden != head
+SHIPPED_TYPES = (
+    ("bf16", "bf16", 16),
+    ("bf16", "bf16", 64),
+    ("fp16", "fp16", 16),
+    ("bf16", "fp8e4nv", 16),
+    ("bf16", "i8", 16),
+)
+MERGED = ((128, 64), (512, 64), (1024, 128), (2048, 64))  # slices, head rows of a slice
+
+
+def _slice_spec(config: LaunchConfig, hidden: str, head: str, block_b: int) -> CompileSpec:
     signature = {
         "hidden_ptr": f"*{hidden}:16",
         "head_ptr": f"*{head}:16",
         "token_ids_ptr": "*i64:16",
-        "state_ptr": "*i64:16",
+        "scores_ptr": "*fp32:16",
+        "bests_ptr": "*i64:16",
         **dict.fromkeys(("B", "V"), "i32"),
         **dict.fromkeys(("H", "stride_hidden_row", "stride_head_row"), "i32:16"),
     }
     absent: dict[str, None] = {"row_ids_ptr": None, "temperature_ptr": None}
-    if narrow:
+    if hidden != head:
         signature["head_scale_ptr"] = "*fp32:16"
     else:
         absent["head_scale_ptr"] = None
     constexprs = {
-        "K": k, "BLOCK_V": config.block_v, "BLOCK_B": block_b, "BLOCK_H": config.block_h,
-        "COLUMNS": FINISH_ROWS, "EVEN_H": True, "USE_PDL": False,
+        "BLOCK_V": config.block_v, "BLOCK_B": block_b, "BLOCK_H": config.block_h,
+        "EVEN_H": True, "USE_PDL": False,
     }  # fmt: skip
     return CompileSpec(
         slice_topk_kernel, signature, constexprs | absent, config.warps, config.stages
     )
 
 
-def _merge_spec(k: int, parts: int) -> CompileSpec:
-    signature = {
-        "state_ptr": "*i64:16",
-        "probs_ptr": "*fp32:16",
-        "token_ids_ptr": "*i64:16",
-        "lse_ptr": "*fp32:16",
-        **dict.fromkeys(("parts", "stride_state_row", "stride_state_slot"), "i32"),
-    }
+OUTPUTS = {"probs_ptr": "*fp32:16", "token_ids_ptr": "*i64:16", "lse_ptr": "*fp32:16"}
+
+
+def _merge_spec(k: int, parts: int, block_v: int) -> CompileSpec:
+    k_pad = next_power_of_2(k)
+    signature = {"bests_ptr": "*i64:16", "vocab_ids_ptr": "*i64:16", **OUTPUTS}
+    signature |= dict.fromkeys(("V", "parts"), "i32")
     constexprs = {
-        "merged_ptr": None, "stride_state_part": 1, "K": k, "K_PAD": next_power_of_2(k),
-        "BLOCK_P": parts, "LOG_PROBS": False, "USE_PDL": False,
+        "merged_ptr": None, "K": k, "K_PAD": k_pad, "BLOCK_P": parts,
+        "BLOCK_V": block_v if k > 1 else 1, "LOG_PROBS": False, "USE_PDL": False,
     }  # fmt: skip
-    return CompileSpec(merge_topk_kernel, signature, constexprs, merge_warps(parts))
+    if k > 1:
+        signature["scores_ptr"] = "*fp32:16"
+    else:
+        constexprs["scores_ptr"] = None
+    warps = merge_warps(max(parts, k_pad * constexprs["BLOCK_V"]))
+    return CompileSpec(merge_slices_kernel, signature, constexprs, warps)
+
+
+def _shards_spec(k: int, shards: int) -> CompileSpec:
+    block_n = next_power_of_2(shards * k)
+    constexprs = {
+        "K": k, "K_PAD": next_power_of_2(k), "BLOCK_S": shards, "BLOCK_N": block_n,
+        "LOG_PROBS": False, "USE_PDL": False,
+    }  # fmt: skip
+    signature = {"states_ptr": "*i64:16", **OUTPUTS, "shards": "i32"}
+    return CompileSpec(merge_shards_kernel, signature, constexprs, merge_warps(block_n))
 
 
 def _norm_spec(block_h: int) -> CompileSpec:
