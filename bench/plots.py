@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#666666")
 MARKERS = "osD^vPX"
 PANELS_A_ROW = 3
+FLOOR_ROOM = 4  # a floor further than this below all times is cut off: it would squeeze the lines
 
 Times = Mapping[tuple[str, str], Row]  # by case id and provider
 
@@ -67,7 +68,7 @@ def _image(
         [*handles.values()],
         [*handles],
         loc="outside lower center",
-        ncols=min(len(handles), 6),
+        ncols=min(len(handles), 3 * columns),
         frameon=False,
     )
     figure.suptitle(f"{op.name}: time of a call, median with 20th to 80th percentile")
@@ -77,21 +78,30 @@ def _image(
 
 
 def _panel(ax: "Axes", op: OpSpec, axis: str, cases: Sequence[Case], times: Times) -> None:
+    from matplotlib.ticker import LogLocator
+
     for index, name in enumerate(op.providers):
         measured = [(c[axis], times[c.id, name]) for c in cases if (c.id, name) in times]
         if measured:
             _line(ax, index, name, measured)
-    floors = [next(r for k, r in times.items() if k[0] == c.id).floor_us or 0.0 for c in cases]
+    floors = [_of(case, times)[0].floor_us or 0.0 for case in cases]
     ticks = [c[axis] for c in cases]
     ax.plot(ticks, floors, color="black", linestyle="--", linewidth=1, label="floor", zorder=1)
     ax.set(xlabel=axis, ylabel="µs", xscale="log", yscale="log")
+    fastest = min(row.us_p50 or 0.0 for case in cases for row in _of(case, times))
+    ax.set_ylim(bottom=max(min(*floors, fastest), fastest / FLOOR_ROOM) * 0.8)
     ax.set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize="small")
     ax.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.yaxis.set_major_formatter("{x:g}")
-    ax.yaxis.set_minor_formatter("{x:g}")
-    ax.tick_params(axis="y", which="both", labelsize="small")
-    ax.grid(alpha=0.25, which="both", linewidth=0.6)
+    ax.yaxis.set_minor_formatter("")
+    ax.tick_params(axis="y", labelsize="small")
+    ax.grid(alpha=0.3, linewidth=0.6)
     ax.spines[["top", "right"]].set_visible(False)
+
+
+def _of(case: Case, times: Times) -> list[Row]:
+    return [row for (name, _), row in times.items() if name == case.id]
 
 
 def _line(ax: "Axes", index: int, name: str, measured: Sequence[tuple[float, Row]]) -> None:

@@ -22,6 +22,7 @@ from bench.worker import Job
 WORKER = (sys.executable, "-m", "bench.worker")
 START_S = 180.0  # for a worker to import its libraries and measure the machine
 SILENCE_S = 180.0  # without an event; compiling one provider takes seconds
+SLOW_S = 5.0  # a phase that takes longer is named on standard error
 GRACE_S = 30.0  # a case under way may end this long after the time limit
 
 
@@ -141,7 +142,9 @@ class Supervisor:
         """Rows until the worker ends; what it was at when it died is out of the way then."""
         started, begun, phase, provider, lost = False, False, "", "", ""
         while True:
+            since = time.monotonic()
             event = worker.event(self._patience(started))
+            self._tell_if_slow(time.monotonic() - since, phase, provider)
             if "machine" in event:
                 started, self.machine = True, event["machine"]
             elif "case" in event:
@@ -162,6 +165,12 @@ class Supervisor:
                 raise WorkerFailedError(event["end"] or "it ended early")
             else:
                 return
+
+    def _tell_if_slow(self, seconds: float, phase: str, provider: str) -> None:
+        if seconds > SLOW_S and self._pending:
+            item = self._pending[0]
+            what = f"{item.op.name} {item.case.id}: {phase} {provider}" if phase else "start"
+            print(f"{what} took {seconds:.0f} s", file=sys.stderr, flush=True)
 
     def _blame(self, phase: str, provider: str, why: str) -> Iterator[list[Row]]:
         """Red rows for ``provider``, or for all that ran when it is not known which it was."""
