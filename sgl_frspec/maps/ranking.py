@@ -1,5 +1,7 @@
 """Counts -> ranked ids: the required ones, then by count, then what was never seen."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from sgl_frspec.maps.byte_alphabet import token_bytes
@@ -37,11 +39,21 @@ def rank_ids(counts: Ids, vocabulary: Vocabulary, *, required_ids: tuple[int, ..
     return np.concatenate([first, rest]).astype(np.int64)
 
 
-def blend_counts(counts: list[Ids], weights: list[float | None]) -> tuple[Ids, str]:
+def blend_counts(
+    counts: Sequence[Ids],
+    weights: Sequence[float | None],
+    *,
+    totals: Sequence[int] | None = None,
+) -> tuple[Ids, str]:
     """Several sources' counts as one.
 
     Without weights they are added up. With weights each source contributes its share of the total
     whatever its size, in whole parts of :data:`SHARE_SCALE`.
+
+    Args:
+        counts: int64 ``[V]`` for each source.
+        weights: one for each source, or all None.
+        totals: what each source's shares are of; None for the sums of its counts.
 
     Returns:
         int64 ``[V]`` and its unit, ``occurrences`` or ``share``.
@@ -56,10 +68,10 @@ def blend_counts(counts: list[Ids], weights: list[float | None]) -> tuple[Ids, s
     given = [w for w in weights if w is not None]
     if len(given) < len(weights) or min(given) <= 0:
         raise TokenMapError(
-            f"weights are {weights}; give every source a positive weight, or none of them"
+            f"weights are {list(weights)}; give every source a positive weight, or none of them"
         )
-    for i, (source, weight) in enumerate(zip(counts, given, strict=True)):
-        total = int(source.sum())
+    totals = [int(source.sum()) for source in counts] if totals is None else totals
+    for i, (source, weight, total) in enumerate(zip(counts, given, totals, strict=True)):
         if total == 0:
             raise TokenMapError(
                 f"source {i + 1} has weight {weight} but holds no tokens; remove it"
