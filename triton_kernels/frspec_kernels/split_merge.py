@@ -136,14 +136,16 @@ def merge_splits_kernel(
     offs_b = tl.arange(0, BLOCK_B)
     ends = tl.load(qo_indptr_ptr + offs_b + 1, mask=offs_b < batch, other=2147483647)
     request = tl.sum((ends <= node).to(tl.int32), axis=0)
-    if request >= batch:
-        return
     _, splits, _, first_part = plan_splits(
         kv_indptr_ptr, context_lens_ptr, key_indptr_ptr, batch, num_slots,
         min_tiles, WINDOW_LEFT, HAS_LENS, BLOCK_N, BLOCK_B,
     )  # fmt: skip
     splits = pick(splits, request, BLOCK_B)
-    if splits <= 1:
+    if USE_PDL:
+        # Also where there is nothing to merge: the launch ends when its programs have, and what
+        # comes next reads what the splits' programs wrote.
+        gdc_wait()
+    if (request >= batch) | (splits <= 1):
         return
     first_part = pick(first_part, request, BLOCK_B)
     kv_heads = tl.num_programs(1) // GROUP
@@ -152,8 +154,6 @@ def merge_splits_kernel(
     offs_s = tl.arange(0, BLOCK_S)
     offs_d = tl.arange(0, BLOCK_DV)
     mask_d = offs_d < DV
-    if USE_PDL:
-        gdc_wait()
     if HAS_SINKS:
         m_i = tl.zeros([1], tl.float32) + tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E
     else:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import triton
 
+from frspec_kernels.pdl import pdl_options
 from frspec_kernels.split_merge import merge_splits_kernel
 from frspec_kernels.tree_attention_inputs import (
     AttentionShape,
@@ -37,6 +38,9 @@ from frspec_kernels.tree_attention_launch import (
     launch_config,
     multiprocessors,
 )
+
+# A warp plans for so many requests at no more cost: batches up to it share one compilation.
+MIN_BLOCK_B = 32
 
 
 def tree_attention(
@@ -114,18 +118,22 @@ def tree_attention(
     )
     if launch.num_slots > 1:
         merge: dict[str, Any] = {"BLOCK_S": config.merge_block_s, "num_warps": 4}
-        if config.use_pdl:
-            merge["launch_pdl"] = True
-        merge_splits_kernel[(q.shape[0], sizes.q_heads)](**common, **merge)
+        merge |= pdl_options(q.device)
+        merge_splits_kernel[(q.shape[0], sizes.q_heads)](**(common | merge))
     return out
 
 
 def tree_attention_workspace(
-    sizes: AttentionShape, *, batch: int, max_nodes: int, device: torch.device
+    sizes: AttentionShape,
+    *,
+    batch: int,
+    max_nodes: int,
+    device: torch.device,
+    config: TreeAttentionConfig | None = None,
 ) -> TreeAttentionWorkspace:
     """Buffers for launches of at most ``batch`` requests of ``max_nodes`` nodes."""
     rows = max_nodes * sizes.group
-    config = launch_config(rows, max(sizes.head_dim, sizes.head_dim_v))
+    config = config or launch_config(rows, max(sizes.head_dim, sizes.head_dim_v))
     launch = LaunchShape.of(
         config, batch=batch, kv_heads=sizes.kv_heads, rows=rows, sm_count=multiprocessors(device)
     )
@@ -173,8 +181,8 @@ def _common_arguments(
         "GROUP": sizes.group,
         "DV": sizes.head_dim_v,
         "HAS_LENS": context.lengths is not None,
-        "USE_PDL": config.use_pdl,
-        "BLOCK_B": triton.next_power_of_2(tree.batch),
+        "USE_PDL": pdl_options(tree.mask.device)["USE_PDL"],
+        "BLOCK_B": max(MIN_BLOCK_B, triton.next_power_of_2(tree.batch)),
         "BLOCK_N": config.block_n,
         "BLOCK_DV": triton.next_power_of_2(sizes.head_dim_v),
     }

@@ -72,7 +72,16 @@ def _tree_visible(
     return ((bits >> (offs_n % 32)[None, :]) & 1) == 1
 
 
-@triton.jit(do_not_specialize=["batch", "num_slots", "min_tiles", "max_rows", "mask_words"])
+@triton.jit(
+    do_not_specialize=[
+        "batch",
+        "num_slots",
+        "min_tiles",
+        "max_rows",
+        "mask_words",
+        "stride_mask",
+    ]
+)
 def tree_attention_kernel(
     q_ptr,  # [T, QH, D]
     k_cache_ptr,  # [slots, KVH, D]

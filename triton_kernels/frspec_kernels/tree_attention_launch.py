@@ -21,7 +21,6 @@ class TreeAttentionConfig:
     programs_per_sm: int  # slots that the splits of all requests share, per SM
     min_tiles: int = 1  # a split is not cut below this many tiles
     prefetch: bool = False  # read a tile's page-table entries one tile ahead
-    use_pdl: bool = False  # start the merge's launch before the splits end (sm_90 and later)
     max_registers: int | None = None  # a cap, for more programs per SM
     merge_block_s: int = 16  # parts that a merge program reads at once
 
