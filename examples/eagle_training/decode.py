@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm import tqdm
 from transformers import AttentionInterface
 
@@ -50,16 +52,17 @@ def grouped_attention(
         module: the calling layer (unused; part of the interface).
         query: ``[R, heads, 1, D]``.
         key: ``[R, kv_heads, W, D]``; ``value`` likewise.
-        attention_mask: ``[R, 1, 1, W]`` bool, True where a slot may be read.
+        attention_mask: ``[R, 1, 1, W]``, added to the scores (see :func:`ring_masks`).
         scaling: factor of the scores.
     """
     del module
     rows, heads, _length, dim = query.shape
+    # The query heads of one key head become queries of one head, so keys are read once for all.
     grouped = query.reshape(rows, key.shape[1], -1, dim)
-    scores = (grouped @ key.transpose(2, 3)) * scaling
-    scores = scores.masked_fill(~attention_mask, float("-inf"))
-    probabilities = torch.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
-    return (probabilities @ value).reshape(rows, 1, heads, dim), None
+    mask = attention_mask.expand(rows, key.shape[1], grouped.shape[2], -1)
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        out = F.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scaling)
+    return out.reshape(rows, 1, heads, dim), None
 
 
 AttentionInterface.register("grouped_ring", grouped_attention)
@@ -92,7 +95,7 @@ class RingCache:
 
 
 def ring_masks(
-    positions: torch.Tensor, slot: int, window: int, config: Any
+    positions: torch.Tensor, slot: int, window: int, config: Any, dtype: torch.dtype
 ) -> torch.Tensor | dict[str, torch.Tensor]:
     """Slots each row may read: those written since its document began, by kind of layer.
 
@@ -101,12 +104,22 @@ def ring_masks(
         slot: the slot being written now.
         window: slots of the ring.
         config: the target's configuration; models with sliding layers get one mask a kind.
+        dtype: of the scores the mask is added to.
+
+    Returns:
+        ``[R, 1, 1, W]``, 0 where a slot may be read and -inf elsewhere, once for all layers.
     """
     age = (slot - torch.arange(window, device=positions.device)) % window
-    full = (age <= positions[:, None])[:, None, None, :]
+    full = age <= positions[:, None]
+
+    def added(readable: torch.Tensor) -> torch.Tensor:
+        zeros = torch.zeros(readable.shape, dtype=dtype, device=readable.device)
+        return zeros.masked_fill(~readable, float("-inf"))[:, None, None, :]
+
     if "sliding_attention" not in (getattr(config, "layer_types", None) or ()):
-        return full
-    return {"full_attention": full, "sliding_attention": full & (age < config.sliding_window)}
+        return added(full)
+    recent = full & (age < config.sliding_window)
+    return {"full_attention": added(full), "sliding_attention": added(recent)}
 
 
 def pick_tokens(
@@ -164,6 +177,10 @@ class _Batch:
         self.token = torch.where(ended, self.contexts[self.document, 0], token)
         self.documents[self.document, self.position] = self.token
 
+    def cut_off(self) -> None:
+        """Count what the rows hold as documents: all but the token that was not read yet."""
+        self.lengths[self.document] = self.position + 1
+
 
 @torch.inference_mode()
 def continue_all(
@@ -178,7 +195,7 @@ def continue_all(
         settings: see :class:`DecodeSettings`.
 
     Returns:
-        N documents, context included; empty where the time ran out first.
+        N documents, context included. Where the time ran out they are cut off, or empty.
 
     Raises:
         ValueError: no contexts, or one that is empty or leaves no room.
@@ -204,7 +221,9 @@ def continue_all(
         hidden = model.model(
             input_ids=batch.token[:, None],
             position_ids=batch.position[:, None],
-            attention_mask=ring_masks(batch.position, cache.slot, cache.window, model.config),
+            attention_mask=ring_masks(
+                batch.position, cache.slot, cache.window, model.config, model.dtype
+            ),
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state
@@ -212,6 +231,7 @@ def continue_all(
         batch.advance(pick_tokens(logits, heat[batch.document], settings.min_p, generator))
         step += 1
     bar.close()
+    batch.cut_off()
     lengths = batch.lengths.tolist()
     documents = batch.documents.cpu().numpy()
     return [documents[i, : lengths[i]].tolist() for i in range(len(contexts))]

@@ -34,6 +34,13 @@ class TrainingSet:
     """All documents with their features, in memory of the target's device."""
 
     def __init__(self, model: Any, documents: list[Document]) -> None:
+        """Run the target over all documents.
+
+        Raises:
+            ValueError: there are none.
+        """
+        if not documents:
+            raise ValueError("no documents to train on; give the target more time to write them")
         model.set_attn_implementation("sdpa")
         buckets: dict[int, list[Document]] = {}
         for document in documents:

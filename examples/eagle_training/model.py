@@ -141,7 +141,10 @@ class EagleDraft(nn.Module):
     def finish(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """The rest of the layer after attention: residual, norm, MLP, residual."""
         x = x + attended
-        return x + self.layer.mlp(self.layer.post_attention_layernorm(x))
+        norm = self.layer.post_attention_layernorm
+        # Under autocast x is bf16; one type for both is what lets PyTorch fuse the norm.
+        normed = F.rms_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.eps)
+        return x + self.layer.mlp(normed)
 
 
 def save_draft(draft: EagleDraft, folder: Path) -> None:

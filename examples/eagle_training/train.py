@@ -166,7 +166,8 @@ class Trainer:
         cosine = 0.5 * (1 + math.cos(math.pi * progress))
         return self.settings.learning_rate * warmup * max(cosine, 0.02)
 
-    def _step(self, batch: Batch, shared: Shared) -> LossParts:
+    def step(self, batch: Batch, shared: Shared) -> LossParts:
+        """Update the draft on one batch."""
         with torch.autocast(batch.tokens.device.type, dtype=torch.bfloat16):
             parts = LossParts(self.draft, shared, batch, self.settings)
         self.optimizer.zero_grad(set_to_none=True)
@@ -203,25 +204,26 @@ class Trainer:
             for batch in data.epoch(
                 self.settings.tokens_per_batch, self.settings.seed + self.epoch
             ):
-                parts = self._step(batch, shared)
+                parts = self.step(batch, shared)
                 # Reading one number a batch also keeps the host from running ahead of the clock.
                 bar.set_postfix(loss=f"{parts.total.item():.3f}", epoch=self.epoch, refresh=False)
                 self.elapsed = time.monotonic() - start
                 bar.update(min(bar.total, round(self.elapsed)) - bar.n)
                 if self.elapsed >= next_check or self.elapsed >= self.settings.seconds:
-                    self._checkpoint(parts, check, keep)
+                    self.checkpoint(parts, check, keep)
                     next_check = self.elapsed + self.settings.seconds_between_checks
                 if self.elapsed >= self.settings.seconds:
                     break
             self.epoch += 1
         bar.close()
 
-    def _checkpoint(
+    def checkpoint(
         self,
         parts: LossParts,
         check: Callable[[EagleDraft], float],
         keep: Callable[[EagleDraft], None],
     ) -> None:
+        """Score the draft, log it with the last batch's figures, and store what a restart needs."""
         score = check(self.draft)
         self.log(
             event="check",

@@ -10,6 +10,7 @@ output folder), and a second call goes on from there.
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -116,11 +117,20 @@ class Run:
             rows = json.loads((self.work / "prompts.json").read_text())
             prompts = [Prompt(text, domain) for text, domain in rows]
             held, used = prompts[: s["validation_prompts"]], prompts[s["validation_prompts"] :]
-            train = self._replies(used, s["reply_temperatures"], s["reply_seconds"])
+            train = self._replies(
+                used, s["reply_temperatures"], s["document_tokens"], s["reply_seconds"]
+            )
             whole = without_loops(train, self.model.device)
             save_documents(whole, names["train"], self.vocab_size)
-            for part, chosen in (("validation", held), ("eval", eval_prompts())):
-                save_documents(self._replies(chosen, [0.0], 60.0), names[part], self.vocab_size)
+            final = eval_prompts()
+            greedy = self._replies([*held, *final], [0.0], s["eval_document_tokens"], math.inf)
+            contexts = {tuple(chat_ids(self.tokenizer, p.text)) for p in final}
+            groups: dict[str, list[Document]] = {"validation": [], "eval": []}
+            for d in greedy:
+                is_final = tuple(d.tokens[: d.context_length]) in contexts
+                groups["eval" if is_final else "validation"].append(d)
+            for part, documents in groups.items():
+                save_documents(documents, names[part], self.vocab_size)
         parts = {part: load_documents(path) for part, path in names.items()}
         self._save_counts(parts["train"])
         return {
@@ -131,16 +141,16 @@ class Run:
         }
 
     def _replies(
-        self, prompts: list[Prompt], temperatures: list[float], seconds: float
+        self, prompts: list[Prompt], temperatures: list[float], length: int, seconds: float
     ) -> list[Document]:
-        s = self.settings
+        room = self.settings["reply_room"]
         contexts = [chat_ids(self.tokenizer, p.text) for p in prompts]
         jobs = [
             (prompt, context, temperatures[i % len(temperatures)])
             for i, (prompt, context) in enumerate(zip(prompts, contexts, strict=True))
-            if len(context) < s["document_tokens"] - 64
+            if len(context) + room <= length
         ]
-        decode = self._decode(seconds, s["document_tokens"], s["reply_min_p"])
+        decode = self._decode(seconds, length, self.settings["reply_min_p"])
         written = continue_all(self.model, [j[1] for j in jobs], [j[2] for j in jobs], decode)
         return [
             Document(tokens, len(context), prompt.domain, heat == 0.0)

@@ -22,7 +22,7 @@ from examples.eagle_training.evaluate import ReplySet, accept_lengths, mean_by_d
 from examples.eagle_training.features import TrainingSet, target_features
 from examples.eagle_training.loss import head_loss
 from examples.eagle_training.model import DraftConfig, EagleDraft, load_draft, save_draft
-from examples.eagle_training.train import unroll
+from examples.eagle_training.train import Trainer, TrainSettings, unroll
 from examples.eagle_training.tree import Shared, TreeShape, accepted, grow, read_prefix
 
 VOCAB = 61
@@ -41,6 +41,7 @@ def target() -> Any:
         num_key_value_heads=2,
         max_position_embeddings=256,
         tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
         initializer_range=0.3,
     )
     return LlamaForCausalLM(config).eval()
@@ -72,13 +73,13 @@ def as_llama(draft: EagleDraft) -> Any:
         num_key_value_heads=c.num_key_value_heads,
         max_position_embeddings=c.max_position_embeddings,
         rms_norm_eps=c.rms_norm_eps,
-        rope_theta=c.rope_theta,
+        rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta},
     )
     model = LlamaForCausalLM(config).model
     missing = model.layers[0].load_state_dict(draft.layer.state_dict(), strict=False)
     assert missing.missing_keys == ["input_layernorm.weight"]
     model.layers[0].input_layernorm = torch.nn.Identity()
-    model.norm = torch.nn.Identity()
+    setattr(model, "norm", torch.nn.Identity())  # noqa: B010
     return model.eval()
 
 
@@ -237,6 +238,12 @@ def test_decoding_equals_generate(target: Any) -> None:
         assert document == expected
 
 
+def test_decoding_out_of_time_keeps_what_is_there(target: Any) -> None:
+    contexts = [[9, 10, 11]] * 5
+    settings = DecodeSettings(stop_ids=(), max_length=40, rows=2, seconds=-1.0)
+    assert continue_all(target, contexts, [0.0] * 5, settings) == [[9], [9], [], [], []]
+
+
 def test_decoding_refuses_contexts_without_room(target: Any) -> None:
     settings = DecodeSettings(stop_ids=(STOP,), max_length=4, rows=2)
     with pytest.raises(ValueError, match="there is no context"):
@@ -340,3 +347,38 @@ def test_draft_folder_has_the_names_that_sglang_loads(draft: EagleDraft, tmp_pat
     loaded = load_draft(tmp_path)
     for name, value in draft.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value.to(torch.bfloat16).float()), name
+
+
+def test_training_lengthens_what_is_accepted(target: Any, shared: Shared, tmp_path: Path) -> None:
+    """A short run on the target's own greedy replies, interrupted and continued."""
+    contexts = [torch.randint(8, VOCAB, (6,)).tolist() for _ in range(96)]
+    decode = DecodeSettings(stop_ids=(STOP,), max_length=40, rows=96)
+    written = continue_all(target, contexts, [0.0] * 96, decode)
+    documents = [Document(tokens, 6, "chat", True) for tokens in written if len(tokens) > 10]
+    replies = ReplySet(target, documents[:24], reply_tokens=30)
+    data = TrainingSet(target, documents)
+    settings = TrainSettings(seconds=1e9, learning_rate=2e-2, warmup_batches=5)
+    torch.manual_seed(0)
+    draft = EagleDraft(DraftConfig.like(target.config))
+    rows: list[dict[str, Any]] = []
+
+    def check(current: EagleDraft) -> float:
+        return mean_by_domain(accept_lengths(current, shared, replies, TreeShape()))["all"]
+
+    trainer = Trainer(draft, settings, tmp_path, lambda **row: rows.append(row))
+    before = check(draft)
+    batches = [b for epoch in range(4) for b in data.epoch(tokens_per_batch=256, seed=epoch)]
+    parts = [trainer.step(batch, shared) for batch in batches][-1]
+    trainer.checkpoint(parts, check, lambda best: save_draft(best, tmp_path))
+    assert rows[0]["accept_length"] > before + 0.3
+    saved = load_draft(tmp_path)
+    assert check(saved) == pytest.approx(rows[0]["accept_length"], abs=0.1)
+
+    fresh = EagleDraft(DraftConfig.like(target.config))
+    continued = Trainer(fresh, settings, tmp_path, lambda **row: rows.append(row))
+    assert (continued.batches, continued.epoch, continued.best) == (
+        trainer.batches,
+        1,
+        trainer.best,
+    )
+    assert torch.equal(fresh.fc.weight, draft.fc.weight)
