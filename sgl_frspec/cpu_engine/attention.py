@@ -12,8 +12,9 @@ from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
+from sgl_frspec.cpu_engine import ATTENTION_BACKEND
+from sgl_frspec.cpu_engine.attend import attend
 from sgl_frspec.cpu_engine.plan import (
     RequestPlan,
     plan_decode,
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
 
-BACKEND_NAME = "frspec_cpu"
-
 
 class CPUAttentionBackend(AttentionBackend):
     """Attention of the target, and of the draft's extend passes."""
@@ -37,7 +36,7 @@ class CPUAttentionBackend(AttentionBackend):
         super().__init__()
         if model_runner.use_mla_backend:
             raise NotImplementedError(
-                f"{BACKEND_NAME} has no multi-head latent attention; run this model on a GPU"
+                f"{ATTENTION_BACKEND} has no multi-head latent attention; run this model on a GPU"
             )
         # SGLang leaves both untyped or optional until the pools are made, which is before this.
         self.req_to_token_pool: Any = model_runner.req_to_token_pool
@@ -155,29 +154,6 @@ class CPUMultiStepDraftBackend:
             )
 
 
-def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, plan: RequestPlan, scale: float
-) -> Tensor:
-    """Attention of one request: softmax(scale * q kᵀ + mask) v, ``[n, Hq, Dv]``.
-
-    ``queries`` is ``[tokens, Hq, D]``; ``keys`` and ``values`` are the pool's ``[slots, Hkv, D]``.
-    Hq must be a multiple of Hkv; keys in another type are converted to the queries'.
-    """
-    k, v = keys[plan.slots], values[plan.slots]
-    if k.dtype != queries.dtype:
-        k, v = k.to(queries.dtype), v.to(queries.dtype)
-    out = scaled_dot_product_attention(
-        queries[plan.start : plan.stop].transpose(0, 1)[None],
-        k.transpose(0, 1)[None],
-        v.transpose(0, 1)[None],
-        attn_mask=plan.mask,
-        is_causal=plan.causal,
-        scale=scale,
-        enable_gqa=queries.shape[1] != keys.shape[1],
-    )
-    return out[0].transpose(0, 1)
-
-
 def _refuse_unsupported(layer: "RadixAttention", extra: dict[str, Any]) -> None:
     """Wrong numbers are worse than an error: name what this backend would ignore."""
     unsupported = [
@@ -193,7 +169,7 @@ def _refuse_unsupported(layer: "RadixAttention", extra: dict[str, Any]) -> None:
     ]
     if unsupported:
         raise NotImplementedError(
-            f"{BACKEND_NAME} does not implement {', '.join(unsupported)}; run this model on a GPU"
+            f"{ATTENTION_BACKEND} does not implement {', '.join(unsupported)}; run this model on a GPU"
         )
 
 
