@@ -112,8 +112,15 @@ def rank_tally(
         names = ", ".join(source.name for source in sources)
         raise TokenMapError(f"no tokens in {names}; check the field and the roles that are counted")
     counts, unit = blend_counts(tally.counts, [source.weight for source in sources])
-    required = tuple(dict.fromkeys((*options.required_ids, *vocabulary.required_ids)))
-    required = tuple(i for i in required if i < len(counts))
+    beyond = [i for i in options.required_ids if not 0 <= i < len(counts)]
+    if beyond:
+        raise TokenMapError(
+            f"required id {beyond[0]} is outside the vocabulary of {len(counts)}; if the LM head"
+            " has more rows than the tokenizer has tokens, pass --vocab-size"
+        )
+    # Tokens added past the LM head are inputs only, such as an image's place.
+    of_head = (i for i in vocabulary.required_ids if i < len(counts))
+    required = tuple(dict.fromkeys((*options.required_ids, *of_head)))
     ids = rank_ids(counts, vocabulary, required_ids=required)
     records = tuple(
         SourceRecord(s.name, sha256, s.weight, documents, int(c.sum()))

@@ -18,6 +18,7 @@ END_OF_TURN = (
     "<|eot_id|>",
     "<|eom_id|>",
     "<end_of_turn>",
+    "<eos>",
     "<|end_of_text|>",
     "<|endoftext|>",
     "<|return|>",
@@ -90,7 +91,8 @@ def read_vocabulary(path: PathLike) -> Vocabulary:
         tokens, added = tiktoken_tokens(path), []
     if not tokens:
         raise TokenMapError(f"{path}: holds no tokens; give the model's own tokenizer file")
-    eos_ids = tuple(dict.fromkeys(_eos_ids(path.parent, tokens, max(tokens.values()))))
+    special = {token: index for token, index, is_special in added if is_special}
+    eos_ids = tuple(dict.fromkeys(_eos_ids(path.parent, tokens, special)))
     placeholders = frozenset(i for token, i, _ in added if PLACEHOLDER.search(token))
     specials = sorted(i for token, i, special in added if special or token.startswith("<"))
     required = dict.fromkeys((*eos_ids, *(i for i in specials if i not in placeholders)))
@@ -161,7 +163,8 @@ def _hugging_face_tokens(
     return tokens, added
 
 
-def _eos_ids(folder: Path, tokens: dict[str, int], largest: int) -> Iterator[int]:
+def _eos_ids(folder: Path, tokens: dict[str, int], special: dict[str, int]) -> Iterator[int]:
+    largest = max(tokens.values())
     for name in ("generation_config.json", "config.json"):
         config = read_json(folder / name)
         value = config.get("eos_token_id", (config.get("text_config") or {}).get("eos_token_id"))
@@ -170,9 +173,12 @@ def _eos_ids(folder: Path, tokens: dict[str, int], largest: int) -> Iterator[int
                 yield index
     token = read_json(folder / "tokenizer_config.json").get("eos_token")
     name = token.get("content") if isinstance(token, dict) else token
-    for candidate in (name, *END_OF_TURN):
-        if candidate in tokens:
-            yield tokens[candidate]
+    if name in tokens:
+        yield tokens[name]
+    # Only special tokens: `</s>` is also how HTML strikes text, a plain token of some vocabularies.
+    for candidate in END_OF_TURN:
+        if candidate in special:
+            yield special[candidate]
 
 
 def _model_vocab_size(folder: Path) -> int | None:
