@@ -103,9 +103,9 @@ def _missing_defaults(flags: Sequence[str]) -> list[str]:
 
 
 def _value(flags: Sequence[str], name: str) -> str | None:
-    for flag, following in zip(flags, [*flags[1:], None], strict=True):
+    for i, flag in enumerate(flags):
         if flag == name:
-            return following
+            return flags[i + 1] if i + 1 < len(flags) else None
         if flag.startswith(f"{name}="):
             return flag.removeprefix(f"{name}=")
     return None

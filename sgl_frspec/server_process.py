@@ -1,5 +1,6 @@
 """A server as a child process: start it, wait until it answers, stop it with all its children."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -84,9 +85,11 @@ class ServerProcess:
     def stop(self) -> None:
         """End the whole process group: first politely, then not. Safe to call again."""
         for sign in (signal.SIGTERM, signal.SIGKILL):
-            if not self._signal_group(sign):
+            if not self._members():
                 break
-            self._wait_for_group(_STOP_SECONDS)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, sign)
+            self._wait_for_end(_STOP_SECONDS)
         self._process.wait()
         self._log_file.close()
 
@@ -97,18 +100,20 @@ class ServerProcess:
         except (urllib.error.URLError, OSError):
             return False
 
-    def _signal_group(self, sign: int) -> bool:
-        """Signal every process of the group; False if none is left."""
-        self._process.poll()  # reap the leader, or it counts as alive
-        try:
-            os.killpg(self._process.pid, sign)
-        except ProcessLookupError:
-            return False
-        return True
+    def _members(self) -> list[int]:
+        """Processes of the group that still run. Ended ones that nobody reaped do not count."""
+        self._process.poll()
+        members = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
+                if int(group) == self._process.pid and state not in "ZX":
+                    members.append(int(stat.parent.name))
+        return members
 
-    def _wait_for_group(self, seconds: float) -> None:
+    def _wait_for_end(self, seconds: float) -> None:
         end = time.monotonic() + seconds
-        while time.monotonic() < end and self._signal_group(0):
+        while time.monotonic() < end and self._members():
             time.sleep(0.05)
 
     def __enter__(self) -> "ServerProcess":

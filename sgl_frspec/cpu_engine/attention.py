@@ -169,7 +169,8 @@ def _refuse_unsupported(layer: "RadixAttention", extra: dict[str, Any]) -> None:
     ]
     if unsupported:
         raise NotImplementedError(
-            f"{ATTENTION_BACKEND} does not implement {', '.join(unsupported)}; run this model on a GPU"
+            f"{ATTENTION_BACKEND} does not implement {', '.join(unsupported)}; run this model on a "
+            "GPU"
         )
 
 

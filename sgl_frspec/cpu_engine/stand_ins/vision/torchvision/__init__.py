@@ -14,7 +14,7 @@ if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
         "PYTHONPATH"
     )
 
-from . import io, transforms  # noqa: E402
+from . import io, transforms
 
 __version__ = "0.0.0+frspec.cpu"
 __all__ = ["io", "transforms"]

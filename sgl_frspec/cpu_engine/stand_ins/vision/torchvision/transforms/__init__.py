@@ -4,8 +4,6 @@ from enum import Enum
 
 from .._missing import missing_from
 
-__getattr__ = missing_from(__name__)
-
 
 class InterpolationMode(Enum):
     """Importing code uses the members as default arguments."""
@@ -22,3 +20,5 @@ class InterpolationMode(Enum):
 from . import functional, v2  # noqa: E402
 
 __all__ = ["InterpolationMode", "functional", "v2"]
+# After the submodules: `from . import` takes an attribute before it looks for a module.
+__getattr__ = missing_from(__name__)
