@@ -74,19 +74,21 @@ def finite_maximum(maximum):
 
 
 @triton.jit
-def extract_best(keys, K: tl.constexpr, K_PAD: tl.constexpr):
+def extract_best(keys, rounds, K: tl.constexpr, K_PAD: tl.constexpr):
     """The K largest of the distinct ``keys`` [N] in descending order, and their places in [0, N).
 
-    Both [K_PAD]. A slot without a key has the place -1 and is below every key; no two of those are
-    equal. Slots from K on are ``HIGHEST_KEY``, which no insertion replaces. The halves of a key are
-    searched one after the other: a warp has an instruction for the maximum of 32-bit integers.
+    Both [K_PAD]; also the :func:`score_order` of the last. A slot without a key has the place -1
+    and is below every key; no two of those are equal. Slots from K on are ``HIGHEST_KEY``, which no
+    insertion replaces. ``rounds`` is K: a constant lets the compiler unroll. The halves of a key
+    are searched one after the other: a warp has an instruction for the maximum of 32-bit integers.
     """
     slot = tl.arange(0, K_PAD)
     offs = tl.arange(0, keys.shape[0])
     best = tl.where(slot < K, slot.to(tl.int64) + (LOWEST_KEY + 1), HIGHEST_KEY)
     places = tl.full([K_PAD], -1, tl.int32)
     high, low = (keys >> 32).to(tl.int32), keys.to(tl.int32)
-    for rank in range(K):
+    top_high = tl.max(high, axis=0)
+    for rank in range(rounds):
         top_high = tl.max(high, axis=0)
         top_low = tl.max(tl.where(high == top_high, low, -1), axis=0)
         taken = (high == top_high) & (low == top_low)
@@ -96,7 +98,7 @@ def extract_best(keys, K: tl.constexpr, K_PAD: tl.constexpr):
         top = (top_high.to(tl.int64) << 32) | top_low.to(tl.int64)
         best = tl.where(filled, top, best)
         places = tl.where(filled, place, places)
-    return best, places
+    return best, places, top_high
 
 
 @triton.jit

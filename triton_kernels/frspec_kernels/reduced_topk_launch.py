@@ -135,7 +135,7 @@ def run_slice_merge(
     block_v = 1 if scores is None else scores.shape[2]
     probs, token_ids, lse = out or (None, None, None)
     merge_slices_kernel[(rows,)](
-        scores, bests, inputs.token_ids, probs, token_ids, lse, merged, inputs.vocab, parts,
+        scores, bests, inputs.token_ids, probs, token_ids, lse, merged, inputs.vocab, parts, k,
         K=k, K_PAD=k_pad, BLOCK_P=block_p, BLOCK_V=block_v, LOG_PROBS=log_probs,
         num_warps=merge_warps(max(block_p, k_pad * block_v)), **pdl_options(bests.device),
     )  # fmt: skip
@@ -146,7 +146,7 @@ def run_shard_merge(states: Tensor, out: TopK, *, log_probs: bool) -> None:
     shards, rows, k = states.shape[0], states.shape[1], states.shape[2] - 1
     block_n = next_power_of_2(shards * k)
     merge_shards_kernel[(rows,)](
-        states, *out, shards,
+        states, *out, shards, k,
         K=k, K_PAD=next_power_of_2(k), BLOCK_S=next_power_of_2(shards), BLOCK_N=block_n,
         LOG_PROBS=log_probs, num_warps=merge_warps(block_n), **pdl_options(states.device),
     )  # fmt: skip
@@ -204,7 +204,7 @@ OUTPUTS = {"probs_ptr": "*fp32:16", "token_ids_ptr": "*i64:16", "lse_ptr": "*fp3
 def _merge_spec(k: int, parts: int, block_v: int) -> CompileSpec:
     k_pad = next_power_of_2(k)
     signature = {"bests_ptr": "*i64:16", "vocab_ids_ptr": "*i64:16", **OUTPUTS}
-    signature |= dict.fromkeys(("V", "parts"), "i32")
+    signature |= dict.fromkeys(("V", "parts", "rounds"), "i32")
     constexprs = {
         "merged_ptr": None, "K": k, "K_PAD": k_pad, "BLOCK_P": parts,
         "BLOCK_V": block_v if k > 1 else 1, "LOG_PROBS": False, "USE_PDL": False,
@@ -223,7 +223,7 @@ def _shards_spec(k: int, shards: int) -> CompileSpec:
         "K": k, "K_PAD": next_power_of_2(k), "BLOCK_S": shards, "BLOCK_N": block_n,
         "LOG_PROBS": False, "USE_PDL": False,
     }  # fmt: skip
-    signature = {"states_ptr": "*i64:16", **OUTPUTS, "shards": "i32"}
+    signature = {"states_ptr": "*i64:16", **OUTPUTS, "shards": "i32", "rounds": "i32"}
     return CompileSpec(merge_shards_kernel, signature, constexprs, merge_warps(block_n))
 
 
