@@ -58,7 +58,8 @@ class Provider:
     ``make`` does all preparation (layouts, workspace, planning, outputs filled with NaN) and
     returns the thunk that is timed; a CUDA graph must be able to capture it. ``missing`` returns
     why the provider cannot run a case, or None. A provider that computes something else for context
-    (the full vocabulary, say) brings its own ``check`` and ``bytes``.
+    (the full vocabulary, say) brings its own ``check`` and ``bytes``; having ``bytes`` of its own
+    marks it as no rival of the others.
     """
 
     make: Callable[[Inputs], Thunk]

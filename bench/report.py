@@ -5,7 +5,9 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
 from bench.runner import Row
 
@@ -59,8 +61,14 @@ def write(rows: Sequence[Row], machine: Mapping[str, str], out: Path, stem: str)
         writer = csv.DictWriter(file, names)
         writer.writeheader()
         writer.writerows(records)
-    document = {"machine": dict(machine), "rows": [asdict(row) for row in rows]}
-    (out / f"{stem}.json").write_text(json.dumps(document, indent=1) + "\n")
+    document = {"machine": dict(machine), "rows": [_without_nan(asdict(row)) for row in rows]}
+    text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False)
+    (out / f"{stem}.json").write_text(text + "\n")
+
+
+def _without_nan(record: dict[str, Any]) -> dict[str, Any]:
+    """NaN, the error of a result that could not be compared, is no JSON."""
+    return {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in record.items()}
 
 
 def markdown(rows: Sequence[Row], machine: Mapping[str, str]) -> str:
@@ -68,8 +76,7 @@ def markdown(rows: Sequence[Row], machine: Mapping[str, str]) -> str:
 
     Then the floor, what percentage of the measured peak the operation's first provider (ours, by
     custom) reaches, and how many times faster it is than the baseline and than the fastest other.
-    Context providers, which compute something else, have a floor of their own and stand in the
-    table, but not in the last column.
+    Context rows stand in the table, but not in the last column.
     """
     providers = list(dict.fromkeys(row.provider for row in rows if row.us_p50))
     cases: dict[tuple[str, str], dict[str, Row]] = {}
@@ -96,7 +103,7 @@ def _standing(by: Mapping[str, Row]) -> list[str]:
     first, *others = by.values()
     if not (first.us_p50 and first.floor_us and first.pct_peak):
         return ["–"] * 4
-    same = [row.us_p50 for row in others if row.us_p50 and row.floor_us == first.floor_us]
+    rivals = [row.us_p50 for row in others if row.us_p50 and not row.context]
     speedup = f"{first.speedup:.2f}" if first.speedup else "–"
-    best = f"{min(same) / first.us_p50:.2f}" if same else "–"
+    best = f"{min(rivals) / first.us_p50:.2f}" if rivals else "–"
     return [f"{first.floor_us:.2f}", f"{first.pct_peak:.0f}", speedup, best]

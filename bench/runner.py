@@ -13,7 +13,10 @@ from bench.op import Case, OpSpec, Provider, Thunk
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a result table. Times are None unless ``status`` is ``ok`` on a GPU."""
+    """One line of a result table. Times are None unless ``status`` is ``ok`` on a GPU.
+
+    A ``context`` row is of a provider that computes something else: no rival of the others.
+    """
 
     op: str
     case: str
@@ -27,6 +30,7 @@ class Row:
     speedup: float | None = None
     max_error: float | None = None
     floor_us: float | None = None
+    context: bool = False
     note: str = ""
 
     @property
@@ -84,7 +88,7 @@ class CaseRun:
 
     def _check(self, name: str, provider: Provider, reference: "_Reference") -> Row:
         self.on_phase("check", name)
-        row = Row(self.op.name, self.case.id, name, "ok")
+        row = Row(self.op.name, self.case.id, name, "ok", context=provider.bytes is not None)
         try:
             if reason := provider.missing(self.case):
                 return replace(row, status="absent", note=reason)

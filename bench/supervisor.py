@@ -23,7 +23,7 @@ WORKER = (sys.executable, "-m", "bench.worker")
 START_S = 180.0  # for a worker to import its libraries and measure the machine
 SILENCE_S = 180.0  # without an event; compiling one provider takes seconds
 SLOW_S = 5.0  # a phase that takes longer is named on standard error
-GRACE_S = 30.0  # a case under way may end this long after the time limit
+GRACE_S = 30.0  # the case under way is given up this long after the time limit
 
 
 class WorkerFailedError(Exception):
@@ -65,13 +65,13 @@ class _Worker:
         self.lines.put(None)
 
     def event(self, seconds: float) -> dict[str, Any]:
-        """The next event; ``{"end": why}`` when there is none."""
+        """The next event; ``silent`` when none comes, ``end`` (with why) when none can come."""
         try:
             line = self.lines.get(timeout=seconds)
         except queue.Empty:
             self.process.kill()
-            return {"end": f"no progress for {seconds:.0f} s, stopped"}
-        if line is not None:
+            return {"silent": True, "end": f"no progress for {seconds:.0f} s, stopped"}
+        if line is not None and line.endswith("\n"):  # a killed process leaves half a line
             return json.loads(line)
         status = self.process.wait()
         if status == 0:
@@ -123,12 +123,15 @@ class Supervisor:
                 yield from self._drain(worker)
             finally:
                 worker.stop()
-            left = self._left()
-            if left is not None and left <= 0:
+            if self._out_of_time():
                 return
 
     def _left(self) -> float | None:
         return None if self._until is None else self._until - time.monotonic()
+
+    def _out_of_time(self) -> bool:
+        left = self._left()
+        return left is not None and left <= 0
 
     def _job(self) -> Job:
         work = [(item.op.name, item.case.id, item.skip) for item in self._pending]
@@ -136,7 +139,7 @@ class Supervisor:
 
     def _patience(self, started: bool) -> float:
         most, left = self._silence_s if started else START_S, self._left()
-        return most if left is None else min(most, max(left, 0) + GRACE_S)
+        return most if left is None else min(most, max(left + GRACE_S, 0.0))
 
     def _drain(self, worker: _Worker) -> Iterator[list[Row]]:
         """Rows until the worker ends; what it was at when it died is out of the way then."""
@@ -156,7 +159,7 @@ class Supervisor:
                 yield self._pending.popleft().rows([Row(**row) for row in event["rows"]])
             elif "lost" in event:
                 lost = f"broke the CUDA context: {event['lost']}"
-            elif "out_of_time" in event:
+            elif "out_of_time" in event or ("silent" in event and self._out_of_time()):
                 return
             elif begun:
                 yield from self._blame(phase, provider, lost or event["end"])

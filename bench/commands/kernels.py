@@ -121,7 +121,7 @@ def _run(
 ) -> int:
     """Check and time ``work``, print the table, write the files after each case."""
     from bench import report
-    from bench.supervisor import Supervisor
+    from bench.supervisor import Supervisor, WorkerFailedError
 
     if device.type == "cuda":
         runs = Supervisor(work, args.op, args.provider, args.quick, args.time_limit)
@@ -130,13 +130,17 @@ def _run(
         runs = _Here(work, device, args.provider)
     names = [(op.name, case.id, name) for op, case in work for name in op.providers]
     table, rows = report.Table(names, timed=device.type == "cuda"), []
-    for of_case in runs.results():
-        rows += of_case
-        for row in of_case:
-            if row.status != "absent":
-                table.add(row)
-        if args.out:
-            report.write(rows, runs.machine, args.out, "kernels")
+    try:
+        for of_case in runs.results():
+            rows += of_case
+            for row in of_case:
+                if row.status != "absent":
+                    table.add(row)
+            if args.out:
+                report.write(rows, runs.machine, args.out, "kernels")
+    except WorkerFailedError as error:
+        print(f"the worker process does not start: {error}", file=sys.stderr)
+        return 1
     print(" · ".join(f"{k} {v}" for k, v in runs.machine.items()))
     if args.out:
         _draw(work, rows, args.out, runs.machine)

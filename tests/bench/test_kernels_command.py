@@ -1,19 +1,23 @@
 import csv
 import json
-from dataclasses import asdict
+import sys
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
 
-from bench import ops
+from bench import ops, supervisor
 from bench.__main__ import main
 from bench.checks import equal
 from bench.commands import kernels
 from bench.op import Case
-from bench.runner import CaseRun
+from bench.runner import CaseRun, Row
 from tests.bench.toy import provider, raises, toy_op
 
 CPU = torch.device("cpu")
+CASES = [Case(rows=rows, H=16, dtype="fp32") for rows in (1, 2)]
 SMALL = Case(rows=2, H=16, dtype="fp32")
 
 
@@ -70,6 +74,68 @@ def test_bad_requests_exit_two(registered, capsys, argv, message):
 def test_unknown_operation_names_the_known_ones(capsys):
     assert main(["kernels", "--op", "nothing"]) == 2
     assert "nothing" in capsys.readouterr().err
+
+
+@pytest.fixture
+def broken_entry(monkeypatch, tmp_path):
+    """An entry module beside the real ones that does not import."""
+    (tmp_path / "fragile.py").write_text("import a_package_nobody_has\n")
+    (tmp_path / "_shared.py").write_text("raise RuntimeError\n")
+    monkeypatch.setattr(ops, "__path__", [str(tmp_path)])
+
+
+def test_an_entry_that_cannot_be_imported_fails_the_run(broken_entry, capsys):
+    assert ops.stems() == ["fragile"]
+    assert main(["kernels"]) == 1
+    assert "ERROR bench/ops/fragile.py: ModuleNotFoundError" in capsys.readouterr().err
+
+
+def test_an_entry_that_cannot_be_imported_stops_no_other(broken_entry, monkeypatch, capsys):
+    whole = SimpleNamespace(OPS=(toy_op(),))
+    monkeypatch.setattr(ops, "stems", lambda: ["fragile", "whole"])
+    monkeypatch.setitem(sys.modules, "bench.ops.whole", whole)
+    assert main(["kernels"]) == 1
+    captured = capsys.readouterr()
+    assert "1 of 1 results right" in captured.out
+    assert "fragile" in captured.err
+
+
+def test_every_entry_of_the_repository_imports():
+    loaded, broken = ops.load()
+    assert broken == []
+    assert len({op.name for op in loaded}) == len(loaded)
+    assert [op.name for op in ops.load("norm")[0]] == [
+        op.name for op in loaded if "norm" in op.name
+    ]
+    assert [op.name for op in ops.load("add_rms_norm")[0]] == ["add_rms_norm"]
+
+
+def test_operations_take_turns_under_a_time_limit():
+    first, second = toy_op(CASES), replace(toy_op(CASES[:1]), name="other")
+    names = [op.name for op, _ in kernels._work([first, second], False, "", True)]
+    assert names == ["double", "other", "double"]
+    names = [op.name for op, _ in kernels._work([first, second], False, "", False)]
+    assert names == ["double", "double", "other"]
+
+
+class _OutOfTime:
+    machine: ClassVar[dict] = {"gpu": "one"}
+    undone = 2
+
+    def __init__(self, work, *options):
+        self.work = work
+
+    def results(self):
+        op, case = self.work[0]
+        yield [Row(op.name, case.id, "torch", "ok", 1.0, 0.9, 1.1, floor_us=0.5)]
+
+
+def test_running_out_of_time_is_told_apart_from_success(registered, monkeypatch, capsys):
+    registered()
+    monkeypatch.setattr(kernels, "pick_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(supervisor, "Supervisor", _OutOfTime)
+    assert main(["kernels", "--time-limit", "1"]) == 3
+    assert "2 cases not run: time limit" in capsys.readouterr().err
 
 
 def test_list_shows_cases_and_runs_none(registered, capsys):

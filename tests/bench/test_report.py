@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 
 import pytest
@@ -25,7 +26,7 @@ def test_markdown_has_a_column_for_each_timed_provider_and_compares_the_first():
         replace(_row(1, "ours", 2.0), pct_peak=25.0, speedup=2.0),
         _row(1, "torch", 4.0),
         _row(1, "peer", 3.0),
-        replace(_row(1, "other problem", 0.1), floor_us=0.01),
+        replace(_row(1, "other problem", 0.1), floor_us=0.01, context=True),
         Row("double", "rows8-H64-fp32", "ours", "FAIL", note="wrong"),
         _row(8, "torch", 5.0),
         Row("double", "rows8-H64-fp32", "peer", "absent"),
@@ -40,6 +41,19 @@ def test_markdown_has_a_column_for_each_timed_provider_and_compares_the_first():
         "| double | rows1-H64-fp32 | 2.00 | 4.00 | 3.00 | 0.10 | 0.50 | 25 | 2.00 | 1.50 |"
     )
     assert lines[5] == "| double | rows8-H64-fp32 | **FAIL** | 5.00 | – | – | – | – | – | – |"
+
+
+def test_json_is_strict(tmp_path):
+    red = Row("double", "rows1-H64-fp32", "ours", "FAIL", max_error=float("nan"), note="NaN")
+    report.write([red, _row(1, "torch", 4.0)], {"gpu": "H200"}, tmp_path, "kernels")
+
+    def refuse(constant):
+        raise ValueError(constant)
+
+    text = (tmp_path / "kernels.json").read_text()
+    rows = json.loads(text, parse_constant=refuse)["rows"]
+    assert [row["max_error"] for row in rows] == [None, None]
+    assert [row["us_p50"] for row in rows] == [None, 4.0]
 
 
 def test_plot_has_a_line_for_each_provider_and_the_floor(tmp_path):
