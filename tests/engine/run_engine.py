@@ -1,0 +1,29 @@
+"""Start one real engine, answer all prompts, print one JSON line: ``python run_engine.py JOB``."""
+
+import json
+import sys
+from pathlib import Path
+
+import sglang  # noqa: TID251 (this file is the engine under test)
+
+MARK = "ENGINE-RESULT "
+
+
+def main() -> None:
+    """Run the job file given on the command line."""
+    job = json.loads(Path(sys.argv[1]).read_text())
+    engine = sglang.Engine(**job["engine"])
+    results = [
+        engine.generate(input_ids=prompts, sampling_params=job["sampling"])
+        for prompts in job["batches"]
+    ]
+    answers = [
+        [{"ids": a["output_ids"], "cycles": a["meta_info"].get("spec_verify_ct")} for a in batch]
+        for batch in results
+    ]
+    engine.shutdown()
+    print(MARK + json.dumps(answers))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
