@@ -107,8 +107,11 @@ def test_the_kernels_equal_the_loops_on_thousands_of_trees(shape, levels):
 
 
 def assert_equals_loops(shape, probs, tokens, candidates, out, roots, lens):
-    batch = roots.numel()
-    for b in range(batch):
+    cpu = torch.device("cpu")
+    candidates = tree.Candidates(*(t.to(cpu) for t in candidates))
+    out = tree.BuiltTree(*(t.to(cpu) for t in out))
+    probs, tokens = [p.to(cpu) for p in probs], [t.to(cpu) for t in tokens]
+    for b in range(roots.numel()):
         everything, beams = grow(shape, probs, tokens, b)
         assert candidates.scores[b].tolist() == [float(c.score) for c in everything]
         assert candidates.tokens[b].tolist() == [c.token for c in everything]

@@ -53,7 +53,8 @@ def grow(shape, probs, tokens, request) -> tuple[list[Node], list[list[Node]]]:
 def choose(shape, everything: list[Node]) -> list[Node | None]:
     """The nodes of the final tree in order; None is the root."""
     ranked = sorted(everything, key=lambda c: (-c.score, c.step, c.token, c.index))
-    return [None, *sorted(ranked[: shape.nodes - 1], key=lambda c: c.index)]
+    drafted = sorted(ranked[: shape.nodes - 1], key=lambda c: c.index)
+    return [None, *drafted]
 
 
 def sees(nodes: list[Node | None], i: int) -> list[int]:
@@ -127,7 +128,7 @@ def poison(outputs):
 
 
 def built(shape, batch, seed, *, levels=0, strange=False, device="cpu"):
-    """A random round through the kernels: (probs, tokens, candidates, tree, (root tokens, lengths))."""
+    """A random round through the kernels: probs, tokens, candidates, tree, (roots, lengths)."""
     probs, tokens = random_round(shape, batch, seed, levels=levels, strange=strange, device=device)
     candidates = poisoned_candidates(shape, batch, device)
     for step in range(shape.steps):
