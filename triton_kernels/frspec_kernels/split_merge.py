@@ -78,6 +78,7 @@ def softmax_step(
     m_i,  # [BLOCK_M] float32
     l_i,  # [BLOCK_M] float32
     MASKED: tl.constexpr,
+    v_factor=1.0,  # of v in the units of acc, applied when MASKED
 ):
     """One online-softmax step in base 2; with MASKED a row may be all ``-inf``."""
     m_new = tl.maximum(m_i, tl.max(scores, axis=1) * scale)
@@ -87,17 +88,19 @@ def softmax_step(
     alpha = tl.exp2(m_i - shift)
     p = tl.exp2(scores * scale - shift[:, None])
     l_i = l_i * alpha + tl.sum(p, axis=1)
+    if MASKED:
+        p = p * v_factor
     acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
     return acc, m_new, l_i
 
 
 @triton.jit
-def normalise(acc, m_i, l_i):
-    """Output and base-2 log-sum-exp of a softmax state; 0 and ``-inf`` where nothing was seen."""
+def normalise(acc, m_i, l_i, factor):
+    """``factor`` x output, and base-2 log-sum-exp; 0 and ``-inf`` where nothing was seen."""
     seen = l_i > 0
     safe = tl.where(seen, l_i, 1.0)
     lse = tl.where(seen, m_i + tl.log2(safe), float("-inf"))
-    return acc / safe[:, None], lse
+    return acc * (factor / safe)[:, None], lse
 
 
 @triton.jit(do_not_specialize=["batch", "num_slots", "min_tiles", "max_rows"])

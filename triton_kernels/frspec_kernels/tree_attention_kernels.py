@@ -37,6 +37,23 @@ def _load_rows(ptr, rows, stride_row, offs_d, mask_n, D: tl.constexpr, MASK_N: t
 
 
 @triton.jit
+def _load_either(
+    in_tree, tree_ptr, cache_ptr, rows, stride_tree, stride_cache, offs_d, mask_n,
+    D: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """``[BLOCK_N, BLOCK_D]`` rows of the tree's own keys or of the cache, as ``DTYPE``."""
+    if tree_ptr.dtype == cache_ptr.dtype:
+        ptr = tl.where(in_tree, tree_ptr, cache_ptr)
+        stride = tl.where(in_tree, stride_tree, stride_cache)
+        return _load_rows(ptr, rows, stride, offs_d, mask_n, D, True).to(DTYPE)
+    if in_tree:
+        values = _load_rows(tree_ptr, rows, stride_tree, offs_d, mask_n, D, True).to(DTYPE)
+    else:
+        values = _load_rows(cache_ptr, rows, stride_cache, offs_d, mask_n, D, True).to(DTYPE)
+    return values
+
+
+@triton.jit
 def _page_slots(indices_ptr, offs, mask_n, PAGE_SIZE: tl.constexpr):
     """Cache slots of the tokens ``offs`` of one request."""
     if PAGE_SIZE == 1:
@@ -55,6 +72,11 @@ def _capped(scores, scale, cap, CAP: tl.constexpr):
 
 
 @triton.jit
+def _or(a, b):
+    return a | b
+
+
+@triton.jit
 def _tree_visible(
     mask_row_ptr,  # [BLOCK_M] row starts
     mask_m,
@@ -62,14 +84,24 @@ def _tree_visible(
     words,
     BLOCK_N: tl.constexpr,
 ):
-    """Bits of the keys ``start .. start + BLOCK_N`` as ``[BLOCK_M, BLOCK_N]``; BLOCK_N >= 32."""
+    """Of the keys ``start .. start + BLOCK_N``: bits ``[BLOCK_M, BLOCK_N]``, those of any row."""
     offs_n = tl.arange(0, BLOCK_N)
+    columns = tl.arange(0, BLOCK_N // 32)[None, :]
+    index = start // 32 + columns
+    # One load a word. The sums below only pick; loading each column by itself would make the
+    # compiler repeat the loads for every element of the result.
+    tile = tl.load(mask_row_ptr[:, None] + index, mask=mask_m[:, None] & (index < words), other=0)
+    any_row = tl.reduce(tile, 0, _or)[None, :]
     bits = tl.zeros([mask_row_ptr.shape[0], BLOCK_N], tl.int32)
+    any_bits = tl.zeros([BLOCK_N], tl.int32)
     for i in tl.static_range(BLOCK_N // 32):
-        index = start // 32 + i + tl.zeros([mask_row_ptr.shape[0]], tl.int32)
-        word = tl.load(mask_row_ptr + index, mask=mask_m & (index < words), other=0)
+        word = tl.sum(tl.where(columns == i, tile, 0), axis=1)
         bits = tl.where((offs_n // 32 == i)[None, :], word[:, None], bits)
-    return ((bits >> (offs_n % 32)[None, :]) & 1) == 1
+        any_bits = tl.where(
+            offs_n // 32 == i, tl.sum(tl.where(columns == i, any_row, 0), axis=1), any_bits
+        )
+    shift = offs_n % 32
+    return ((bits >> shift[None, :]) & 1) == 1, ((any_bits >> shift) & 1) == 1
 
 
 @triton.jit(
@@ -219,60 +251,62 @@ def tree_attention_kernel(
         acc, m_i, l_i = softmax_step(scores, scale, v.to(q.dtype), acc, m_i, l_i, WINDOW_LEFT >= 0)
         if PREFETCH:
             slots = next_slots
-    if full < hi:
-        mask_n = full + offs_n < hi
-        slots = _page_slots(indices_ptr, full + offs_n, mask_n, PAGE_SIZE)
-        k = _load_rows(k_head_ptr, slots, stride_k_slot, offs_d, mask_n, D, True)
-        scores, scale = _capped(
-            tl.dot(q, tl.trans(k.to(q.dtype))), sm_scale * k_scale, logit_cap, HAS_CAP
-        )
-        visible = mask_n[None, :]
-        if WINDOW_LEFT >= 0:
-            distance = length - full - offs_n[None, :] + depth[:, None]
-            visible = visible & (distance <= WINDOW_LEFT)
-        scores = tl.where(visible, scores, float("-inf"))
-        v = _load_rows(v_head_ptr, slots, stride_v_slot, offs_dv, mask_n, DV, True)
-        acc, m_i, l_i = softmax_step(scores, scale, v.to(q.dtype), acc, m_i, l_i, True)
-    if not TREE_IN_CACHE:
-        acc *= v_scale
-
+    # Tiles that need a mask: the rest of the context, then the tree's own keys.
     kt_head_ptr = k_tree_ptr + kv_head * stride_kt_head
     vt_head_ptr = v_tree_ptr + kv_head * stride_vt_head
     mask_row_ptr = mask_ptr + node * stride_mask
-    tree_lo = tl.maximum(split * chunk - prefix_tiles, 0) * BLOCK_N
-    tree_hi = tl.minimum(((split + 1) * chunk - prefix_tiles) * BLOCK_N, keys)
-    for start in tl.range(tree_lo, tree_hi, BLOCK_N, num_stages=1):
-        mask_n = start + offs_n < keys
-        tree_scale = sm_scale
-        if TREE_IN_CACHE:
+    tiles = prefix_tiles + (keys + BLOCK_N - 1) // BLOCK_N
+    first_tile = split * chunk + (full - lo) // BLOCK_N
+    for tile in tl.range(first_tile, tl.minimum((split + 1) * chunk, tiles), num_stages=1):
+        in_tree = tile >= prefix_tiles
+        start = tl.where(in_tree, (tile - prefix_tiles) * BLOCK_N, first_key + tile * BLOCK_N)
+        mask_n = start + offs_n < tl.where(in_tree, keys, length)
+        if not in_tree:
+            rows_n = _page_slots(indices_ptr, start + offs_n, mask_n, PAGE_SIZE).to(tl.int64)
+        elif TREE_IN_CACHE:
             rows_n = tl.load(tree_slots_ptr + key_start + start + offs_n, mask=mask_n, other=0)
-            tree_scale = sm_scale * k_scale
+            rows_n = rows_n.to(tl.int64)
         else:
-            rows_n = key_start + start + offs_n
-        k = _load_rows(kt_head_ptr, rows_n, stride_kt_row, offs_d, mask_n, D, True)
-        scores, scale = _capped(tl.dot(q, tl.trans(k.to(q.dtype))), tree_scale, logit_cap, HAS_CAP)
-        visible = _tree_visible(mask_row_ptr, mask_m, start, mask_words, BLOCK_N) & mask_n[None, :]
-        if WINDOW_LEFT >= 0:
-            key_depth = tl.load(key_depths_ptr + key_start + start + offs_n, mask=mask_n, other=0)
-            visible = visible & (depth[:, None] - key_depth.to(tl.int32)[None, :] <= WINDOW_LEFT)
-        scores = tl.where(visible, scores, float("-inf"))
+            rows_n = (key_start + start + offs_n).to(tl.int64)
+        words = tl.where(in_tree, mask_words, 0)
+        visible, seen_n = _tree_visible(mask_row_ptr, mask_m, start, words, BLOCK_N)
+        visible = tl.where(in_tree, visible, True) & mask_n[None, :]
         # A slot that no node sees may hold anything, and 0 x NaN is NaN.
-        seen_n = tl.max(visible.to(tl.int32), axis=0) > 0
-        v = _load_rows(vt_head_ptr, rows_n, stride_vt_row, offs_dv, seen_n, DV, True)
-        acc, m_i, l_i = softmax_step(scores, scale, v.to(q.dtype), acc, m_i, l_i, True)
-    if TREE_IN_CACHE:
-        acc *= v_scale
+        seen_n = tl.where(in_tree, seen_n, True) & mask_n
+        if WINDOW_LEFT >= 0:
+            key_depth = tl.load(
+                key_depths_ptr + key_start + start + offs_n,
+                mask=start + offs_n < tl.where(in_tree, keys, 0),
+                other=0,
+            ).to(tl.int32)
+            key_depth = tl.where(in_tree, key_depth, start + offs_n - length)
+            visible = visible & (depth[:, None] - key_depth[None, :] <= WINDOW_LEFT)
+        k = _load_either(
+            in_tree, kt_head_ptr, k_head_ptr, rows_n, stride_kt_row, stride_k_slot, offs_d, mask_n,
+            D, q.dtype,
+        )  # fmt: skip
+        tile_scale, v_factor = sm_scale * k_scale, 1.0
+        if not TREE_IN_CACHE:
+            tile_scale = sm_scale * tl.where(in_tree, 1.0, k_scale)
+            v_factor = tl.where(in_tree, 1.0 / v_scale, 1.0)
+        scores, scale = _capped(tl.dot(q, tl.trans(k)), tile_scale, logit_cap, HAS_CAP)
+        scores = tl.where(visible, scores, float("-inf"))
+        v = _load_either(
+            in_tree, vt_head_ptr, v_head_ptr, rows_n, stride_vt_row, stride_v_slot, offs_dv, seen_n,
+            DV, q.dtype,
+        )  # fmt: skip
+        acc, m_i, l_i = softmax_step(scores, scale, v, acc, m_i, l_i, True, v_factor)
 
+    if HAS_SINKS and splits == 1:
+        sink = tl.load(sinks_ptr + head, mask=mask_m, other=0.0).to(tl.float32) * LOG2_E
+        m_new = tl.maximum(m_i, sink)
+        shift = tl.where(m_new == float("-inf"), 0.0, m_new)
+        rescale = tl.exp2(m_i - shift)
+        acc, m_i = acc * rescale[:, None], m_new
+        l_i = l_i * rescale + tl.exp2(sink - shift)
+    out, lse = normalise(acc, m_i, l_i, v_scale)
     store_dv = mask_m[:, None] & (offs_dv < DV)[None, :]
     if splits == 1:
-        if HAS_SINKS:
-            sink = tl.load(sinks_ptr + head, mask=mask_m, other=0.0).to(tl.float32) * LOG2_E
-            m_new = tl.maximum(m_i, sink)
-            shift = tl.where(m_new == float("-inf"), 0.0, m_new)
-            rescale = tl.exp2(m_i - shift)
-            acc, m_i = acc * rescale[:, None], m_new
-            l_i = l_i * rescale + tl.exp2(sink - shift)
-        out, lse = normalise(acc, m_i, l_i)
         out_rows = out_ptr + node * stride_out_node + head * stride_out_head
         tl.store(
             out_rows[:, None] + offs_dv[None, :], out.to(out_ptr.dtype.element_ty), mask=store_dv
@@ -280,7 +314,6 @@ def tree_attention_kernel(
         if STORE_LSE:
             tl.store(lse_ptr + node * stride_lse_node + head, lse * LN_2, mask=mask_m)
     else:
-        out, lse = normalise(acc, m_i, l_i)
         part = pick(first_part, request, BLOCK_B) + split
         part_row = (part.to(tl.int64) * tl.num_programs(1) + kv_head) * max_rows + offs_m
         tl.store(part_lse_ptr + part_row, lse, mask=mask_m)
