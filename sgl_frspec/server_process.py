@@ -1,9 +1,11 @@
 """A server as a child process: start it, wait until it answers, stop it with all its children."""
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -20,6 +22,10 @@ _STOP_SECONDS = 15.0
 _LOG_LINES_SHOWN = 25
 
 
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+
+
 class ServerError(RuntimeError):
     """The server ended or did not get ready; the message carries the end of its log."""
 
@@ -28,7 +34,8 @@ class ServerProcess:
     """A running server. A context manager: leaving it stops every process the server started.
 
     The server leads a process group of its own, so that its workers go with it, and so that an
-    interrupt from the keyboard reaches the caller first.
+    interrupt from the keyboard reaches the caller first. On Linux it also ends when the thread that
+    started it does, even if that is killed.
     """
 
     def __init__(self, command: ServerCommand, url: str, log: Path) -> None:
@@ -44,6 +51,7 @@ class ServerProcess:
             stdout=self._log_file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
 
     @property
@@ -126,3 +134,8 @@ class ServerProcess:
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def _end_with_parent() -> None:
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -38,6 +38,8 @@ def cpu_environment(base: Mapping[str, str]) -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": "",
         # torch.compile would need a C++ compiler, and cost more at start-up than it gains.
         "TORCHDYNAMO_DISABLE": "1",
+        # Threads that spin while they wait slow down whatever else runs on a small machine.
+        "OMP_WAIT_POLICY": base.get("OMP_WAIT_POLICY", "PASSIVE"),
     }
 
 

@@ -1,7 +1,9 @@
 """Starting, waiting for and stopping a server that has workers of its own."""
 
 import os
+import select
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -88,3 +90,30 @@ def test_a_server_that_hangs_is_given_up(tmp_path):
     ):
         server.wait_until_ready(0.1)
     assert not is_running(server._process.pid)
+
+
+# Prints the server's process id, then hangs until it is killed.
+CALLER = """
+import os, pathlib, signal, sys
+from sgl_frspec.serve import ServerCommand
+from sgl_frspec.server_process import ServerProcess
+argv = [sys.executable, "-c", "import signal; signal.pause()"]
+run = ServerCommand(argv, dict(os.environ), "cpu")
+server = ServerProcess(run, "http://127.0.0.1:9", pathlib.Path(sys.argv[1]))
+print(server._process.pid, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
+def test_a_killed_caller_takes_its_server_along(tmp_path):
+    argv = [sys.executable, "-c", CALLER, str(tmp_path / "log")]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as caller:
+        assert caller.stdout
+        server = int(caller.stdout.readline())
+        watch = os.pidfd_open(server)
+        assert is_running(server)
+        caller.kill()
+        ended, _, _ = select.select([watch], [], [], 30)
+        os.close(watch)
+    assert ended
