@@ -38,7 +38,7 @@ def block_of(length: int) -> int:
 
 def grow_warps(block: int, copies_hidden: bool) -> int:
     """Few warps sort fastest: no exchange through shared memory. Copying rows wants more."""
-    return min(max(block // 256, 4 if copies_hidden else 1), 8)
+    return min(max(block // 32, 4), 8) if copies_hidden else min(max(block // 256, 1), 8)
 
 
 def build_warps(block_c: int, block_n: int) -> int:
