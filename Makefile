@@ -4,6 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MODEL := .cache/smollm2-135m/conversion.json
+# The oldest supported SGLang, as source only: the contract table is checked against it.
+OLDEST_SGLANG := 0.5.17
+OLDEST_SOURCE := .cache/sglang-$(OLDEST_SGLANG)/sglang/version.py
 
 .PHONY: demo test lint types unit cross-compile fmt clean
 
@@ -19,6 +22,14 @@ $(STAMP): pyproject.toml $(wildcard requirements/*.txt)
 $(MODEL): | $(STAMP)
 	$(BIN)/python -m examples.smollm2_135m.convert --out $(@D)
 
+$(OLDEST_SOURCE): | $(STAMP)
+	mkdir -p .cache/download .cache/sglang-$(OLDEST_SGLANG)
+	$(BIN)/pip download --quiet --no-deps --dest .cache/download sglang==$(OLDEST_SGLANG)
+	$(BIN)/python -m zipfile -e .cache/download/sglang-$(OLDEST_SGLANG)-*.whl .cache/sglang-$(OLDEST_SGLANG)
+
+demo: $(STAMP)  ## serve a real model with FRSPEC, and compare
+	$(BIN)/python -m examples.smollm2_135m.demo
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -26,7 +37,7 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/pyright
 
-unit: $(STAMP) $(MODEL)
+unit: $(STAMP) $(MODEL) $(OLDEST_SOURCE)
 	$(BIN)/pytest -m 'not gpu'
 
 cross-compile: $(STAMP)

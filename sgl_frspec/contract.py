@@ -1,22 +1,19 @@
 """Every SGLang attribute that this package overrides, calls or reads, and how it must look.
 
 SGLang promises no stable interface to what a speculative worker touches. This table says what is
-relied on; it is checked against the source of the installed SGLang when the plugin loads, and by a
-test against each supported release. Where they differ the plugin says so and registers nothing.
+relied on. :mod:`sgl_frspec.contract_check` compares it with the source of the installed SGLang when
+the plugin loads; tests compare it with each supported release, and with this package's own code.
 """
 
-import importlib.util
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from sgl_frspec.source_tree import Definition, SourceTree
+SUPPORTED = ("0.5.17", "0.5.23")
 
-SUPPORTED = "0.5.17 to 0.5.23"
-
-# Fields of SGLang's arguments: one dataclass up to 0.5.17, assembled from namespaces later.
-_FIELD_HOLDERS = (
+# Server arguments: fields of one dataclass up to 0.5.19, assembled from namespaces later.
+FIELD_HOLDERS = (
     ("sglang.srt.server_args", "ServerArgs"),
     ("sglang.srt.arg_groups.fields.device", "Device"),
     ("sglang.srt.arg_groups.fields.disagg", "Disagg"),
@@ -28,35 +25,6 @@ _FIELD_HOLDERS = (
     ("sglang.srt.arg_groups.fields.serving", "Serving"),
     ("sglang.srt.arg_groups.fields.spec", "Spec"),
 )
-_SERVER_FIELDS = (
-    "attention_backend",
-    "decode_attention_backend",
-    "device",
-    "disable_overlap_schedule",
-    "disaggregation_mode",
-    "enable_dp_attention",
-    "enable_lora",
-    "enable_mixed_chunk",
-    "enable_multi_layer_eagle",
-    "json_model_override_args",
-    "max_running_requests",
-    "model_path",
-    "page_size",
-    "pp_size",
-    "prefill_attention_backend",
-    "revision",
-    "speculative_adaptive",
-    "speculative_draft_model_path",
-    "speculative_draft_model_revision",
-    "speculative_eagle_topk",
-    "speculative_num_draft_tokens",
-    "speculative_num_steps",
-    "speculative_token_map",
-    "speculative_use_rejection_sampling",
-    "tokenizer_path",
-    "tp_size",
-    "trust_remote_code",
-)
 
 Kind = Literal["class", "function", "value", "field"]
 
@@ -66,262 +34,308 @@ class Need:
     """One attribute.
 
     Attributes:
-        module, name: where it is; ``name`` may be dotted.
+        name: dotted, within ``module``.
         kind: what it must be. A ``field`` is one of SGLang's server arguments.
         use: what this package does with it.
         required: a function's parameters without a default, in order; None to leave them open.
         keywords: parameters that are passed by name.
         mentions: names that the function's body must still refer to.
+        optional: this package does without it where it is missing (older releases).
         cpu_only: needed by the CPU engine alone, which supports the newest release only.
     """
 
-    module: str
     name: str
     kind: Kind
     use: str
     required: tuple[str, ...] | None = None
     keywords: tuple[str, ...] = ()
     mentions: tuple[str, ...] = ()
+    module: str = ""
+    optional: bool = False
     cpu_only: bool = False
 
     def __str__(self) -> str:
         return f"{self.module}.{self.name}"
 
 
-_SPEC_INFO = "sglang.srt.speculative.spec_info"
-_REGISTRY = "sglang.srt.speculative.spec_registry"
-_WORKER = "sglang.srt.speculative.eagle_worker_v2"
-_LLAMA = "sglang.srt.models.llama"
-_BACKEND = "sglang.srt.layers.attention.base_attn_backend"
+def _in(
+    module: str, *needs: Need, cpu_only: bool = False, optional: bool = False
+) -> Iterator[Need]:
+    for need in needs:
+        yield dataclasses.replace(need, module=module, cpu_only=cpu_only, optional=optional)
+
+
+def _cls(name: str, use: str) -> Need:
+    return Need(name, "class", use)
+
+
+def _fn(
+    name: str,
+    use: str,
+    required: tuple[str, ...] | None = None,
+    keywords: tuple[str, ...] = (),
+    mentions: tuple[str, ...] = (),
+) -> Need:
+    return Need(name, "function", use, required, keywords, mentions)
+
+
+def _values(owner: str, use: str, *names: str) -> Iterator[Need]:
+    for name in names:
+        yield Need(f"{owner}.{name}", "value", use)
+
+
+def _fields(use: str, *names: str) -> Iterator[Need]:
+    for name in names:
+        yield Need(name, "field", use)
+
+
+_SELF = ("self",)
 
 NEEDS: tuple[Need, ...] = (
-    Need(
-        _SPEC_INFO,
-        "SpeculativeAlgorithm.register",
-        "function",
-        "registers FRSPEC",
-        required=("cls", "name"),
-        keywords=("supports_overlap", "spec_class"),
+    # The algorithm.
+    *_in(
+        "sglang.srt.speculative.spec_info",
+        _fn(
+            "SpeculativeAlgorithm.register",
+            "registers FRSPEC",
+            ("cls", "name"),
+            ("supports_overlap", "spec_class"),
+        ),
+        _fn("SpeculativeAlgorithm.need_topk", "called on ours", _SELF),
+        _fn("SpeculativeAlgorithm.carries_draft_hidden_states", "called on ours", _SELF),
+        _fn(
+            "SpeculativeAlgorithm.create_future_map",
+            "called on ours",
+            ("self", "device", "req_to_token_pool"),
+            mentions=("FutureMap",),
+        ),
     ),
-    Need(_SPEC_INFO, "SpeculativeAlgorithm.need_topk", "function", "called on ours", ("self",)),
-    Need(
-        _SPEC_INFO,
-        "SpeculativeAlgorithm.carries_draft_hidden_states",
-        "function",
-        "called on ours",
-        ("self",),
+    *_in(
+        "sglang.srt.speculative.spec_registry",
+        _cls("CustomSpecAlgo", "base of the algorithm"),
+        _fn("CustomSpecAlgo.is_eagle", "overridden", _SELF),
+        _fn("CustomSpecAlgo.supports_grammar_overlap", "overridden", _SELF),
+        _fn(
+            "CustomSpecAlgo.handle_server_args",
+            "overridden: defaults and checks before weights load",
+            ("self", "server_args"),
+        ),
     ),
-    Need(
-        _SPEC_INFO,
-        "SpeculativeAlgorithm.create_future_map",
-        "function",
-        "called on ours",
-        ("self", "device", "req_to_token_pool"),
-        mentions=("FutureMap",),
+    # The worker.
+    *_in(
+        "sglang.srt.speculative.eagle_worker_v2",
+        _cls("EAGLEWorkerV2", "base of the worker"),
+        _fn(
+            "EAGLEWorkerV2.__init__",
+            "constructs our draft worker in place of EagleDraftWorker",
+            mentions=("EagleDraftWorker",),
+        ),
+        _cls("EagleDraftWorker", "base of the draft worker; the name is bound to ours meanwhile"),
+        _fn(
+            "EagleDraftWorker.__init__",
+            "loads the draft; its head is reduced right after",
+            mentions=("TpModelWorker",),
+        ),
+        _fn("EagleDraftWorker.init_token_map", "overridden", _SELF),
+        _fn("EagleDraftWorker.init_lm_head", "overridden", _SELF),
+        _fn(
+            "EagleDraftWorker.draft_forward",
+            "maps draft ids by hot_token_id",
+            mentions=("select_top_k_tokens",),
+        ),
+        *_values("EagleDraftWorker", "set: draft id -> token id", "hot_token_id"),
+        *_values(
+            "EagleDraftWorker",
+            "models and arguments",
+            "target_worker",
+            "draft_runner",
+            "server_args",
+        ),
     ),
-    Need(_REGISTRY, "CustomSpecAlgo", "class", "base of the algorithm"),
-    Need(_REGISTRY, "CustomSpecAlgo.is_eagle", "function", "overridden", ("self",)),
-    Need(_REGISTRY, "CustomSpecAlgo.supports_grammar_overlap", "function", "overridden", ("self",)),
-    Need(
-        _REGISTRY,
-        "CustomSpecAlgo.handle_server_args",
-        "function",
-        "overridden: defaults and checks before weights load",
-        ("self", "server_args"),
+    *_in("sglang.srt.managers.tp_worker", *_values("TpModelWorker", "the target", "model_runner")),
+    *_in(
+        "sglang.srt.model_executor.model_runner",
+        _cls("ModelRunner", "read"),
+        *_values("ModelRunner", "the models, their configuration", "model", "model_config"),
     ),
-    Need(_WORKER, "EAGLEWorkerV2", "class", "base of the worker"),
-    Need(
-        _WORKER,
-        "EAGLEWorkerV2.__init__",
-        "function",
-        "constructs our draft worker in place of EagleDraftWorker",
-        mentions=("EagleDraftWorker",),
+    *_in("sglang.srt.configs.model_config", *_values("ModelConfig", "size", "vocab_size")),
+    *_in(
+        "sglang.srt.models.llama",
+        _fn("LlamaForCausalLM.get_embed_and_head", "called", _SELF),
+        _fn("LlamaForCausalLM.set_embed_and_head", "called", ("self", "embed", "head")),
     ),
-    Need(_WORKER, "EagleDraftWorker", "class", "base of the draft worker"),
-    Need(
-        _WORKER,
-        "EagleDraftWorker.__init__",
-        "function",
-        "loads the draft; the head is reduced after it",
-        mentions=("TpModelWorker",),
+    *_in(
+        "sglang.srt.models.llama_eagle",
+        *_values("LlamaForCausalLMEagle", "replaced when tied", "lm_head", "model"),
+        *_values("LlamaModel", "whether the head is tied to it", "embed_tokens"),
     ),
-    Need(_WORKER, "EagleDraftWorker.init_token_map", "function", "overridden", ("self",)),
-    Need(_WORKER, "EagleDraftWorker.init_lm_head", "function", "overridden", ("self",)),
-    Need(
-        _WORKER,
-        "EagleDraftWorker.draft_forward",
-        "function",
-        "maps draft ids by hot_token_id",
-        mentions=("self", "select_top_k_tokens"),
+    # Arguments, configuration, plugins.
+    *_in(
+        "sglang.srt.arg_groups.overrides",
+        _fn("resolving_view", "called: arguments with SGLang's decisions", ("server_args",)),
+        optional=True,
     ),
-    Need(_WORKER, "EagleDraftWorker.hot_token_id", "value", "set: draft id -> token id"),
-    Need(_WORKER, "EagleDraftWorker.target_worker", "value", "read: the target's model"),
-    Need(_WORKER, "EagleDraftWorker.draft_runner", "value", "read: the draft's model"),
-    Need(_WORKER, "EagleDraftWorker.server_args", "value", "read: where the map is"),
-    Need(
-        "sglang.srt.managers.tp_worker",
-        "TpModelWorker.model_runner",
-        "value",
-        "read: the target's model",
-    ),
-    Need(
-        "sglang.srt.model_executor.model_runner", "ModelRunner.model_config", "value", "vocabulary"
-    ),
-    Need(_LLAMA, "LlamaForCausalLM.get_embed_and_head", "function", "called", ("self",)),
-    Need(
-        _LLAMA,
-        "LlamaForCausalLM.set_embed_and_head",
-        "function",
-        "called",
-        ("self", "embed", "head"),
-    ),
-    Need("sglang.srt.models.llama_eagle", "LlamaForCausalLMEagle.lm_head", "value", "untied"),
-    Need(
+    *_in(
         "sglang.srt.server_args",
-        "ServerArgs.add_cli_args",
-        "function",
-        "hooked: adds our flags",
-        ("parser",),
+        _fn("ServerArgs.add_cli_args", "hooked: adds our flags", ("parser",)),
+        *_fields(
+            "defaulted",
+            "disable_overlap_schedule",
+            "enable_mixed_chunk",
+            "max_running_requests",
+            "speculative_eagle_topk",
+            "speculative_num_draft_tokens",
+            "speculative_num_steps",
+        ),
+        *_fields(
+            "read: what is served and how",
+            "attention_backend",
+            "decode_attention_backend",
+            "device",
+            "json_model_override_args",
+            "model_path",
+            "page_size",
+            "prefill_attention_backend",
+            "revision",
+            "speculative_draft_model_path",
+            "speculative_draft_model_revision",
+            "speculative_token_map",
+            "tokenizer_path",
+            "trust_remote_code",
+        ),
+        *_fields(
+            "refused",
+            "disaggregation_mode",
+            "enable_dp_attention",
+            "enable_lora",
+            "enable_multi_layer_eagle",
+            "pp_size",
+            "speculative_adaptive",
+            "speculative_use_rejection_sampling",
+            "tp_size",
+        ),
     ),
-    Need(
+    *_in(
+        "sglang.srt.server_args",
+        *_fields("refused", "attn_dp_size", "startup_weight_load_mode"),
+        optional=True,
+    ),
+    *_in(
         "sglang.srt.utils.hf_transformers.config",
-        "get_config",
-        "function",
-        "called: sizes and special ids",
-        ("model", "trust_remote_code"),
-        keywords=("revision", "model_override_args"),
+        _fn(
+            "get_config",
+            "called: sizes and special ids",
+            ("model", "trust_remote_code"),
+            ("revision", "model_override_args"),
+        ),
     ),
-    Need("sglang.srt.plugins.hook_registry", "HookRegistry", "class", "registers hooks"),
-    Need(
+    *_in(
         "sglang.srt.plugins.hook_registry",
-        "HookRegistry.register",
-        "function",
-        "registers hooks",
-        ("cls", "target", "hook"),
-        keywords=("hook_type",),
-    ),
-    Need("sglang.srt.plugins.hook_registry", "HookType.AFTER", "value", "kind of a hook"),
-    Need("sglang.srt.plugins.hook_registry", "HookType.AROUND", "value", "kind of a hook"),
-    *(
-        Need("sglang.srt.server_args", name, "field", "read or defaulted")
-        for name in _SERVER_FIELDS
+        _cls("HookRegistry", "registers hooks"),
+        _fn("HookRegistry.register", "registers hooks", ("cls", "target", "hook"), ("hook_type",)),
+        _cls("HookType", "kinds of hooks"),
+        *_values("HookType", "kinds of hooks", "AFTER", "AROUND"),
     ),
     # The CPU engine.
-    Need(
+    *_in(
         "sglang.srt.arg_groups.choices",
-        "add_attention_backend_choices",
-        "value",
-        "adds frspec_cpu",
+        Need("add_attention_backend_choices", "value", "adds frspec_cpu"),
         cpu_only=True,
     ),
-    Need(
+    *_in(
         "sglang.srt.layers.attention.attention_registry",
-        "register_attention_backend",
-        "function",
-        "registers frspec_cpu",
-        ("name",),
+        _fn("register_attention_backend", "registers frspec_cpu", ("name",)),
         cpu_only=True,
     ),
-    Need(
+    *_in(
         "sglang.srt.speculative.draft_utils",
-        "DraftBackendFactory.create_decode_backend",
-        "function",
-        "hooked",
-        ("self",),
+        _fn("DraftBackendFactory.create_decode_backend", "hooked", _SELF),
+        _fn("DraftBackendFactory.create_draft_extend_backend", "hooked", _SELF),
+        *_values(
+            "DraftBackendFactory",
+            "read by the hooks",
+            "draft_attn_backend",
+            "draft_model_runner",
+            "speculative_num_steps",
+            "topk",
+        ),
         cpu_only=True,
     ),
-    Need(
-        "sglang.srt.speculative.draft_utils",
-        "DraftBackendFactory.create_draft_extend_backend",
-        "function",
-        "hooked",
-        ("self",),
-        cpu_only=True,
-    ),
-    Need(
+    *_in(
         "sglang.srt.runtime_context",
-        "attention_backends",
-        "function",
-        "called",
-        (),
+        _fn("attention_backends", "called: which backend was chosen", ()),
         cpu_only=True,
     ),
-    Need(_BACKEND, "AttentionBackend", "class", "base of frspec_cpu", cpu_only=True),
-    Need(
-        _BACKEND,
-        "AttentionBackend.init_forward_metadata",
-        "function",
-        "overridden",
-        ("self", "forward_batch"),
+    *_in(
+        "sglang.srt.layers.attention.base_attn_backend",
+        _cls("AttentionBackend", "base of frspec_cpu"),
+        _fn("AttentionBackend.init_forward_metadata", "overridden", ("self", "forward_batch")),
+        _fn(
+            "AttentionBackend.forward_extend",
+            "overridden",
+            ("self", "q", "k", "v", "layer", "forward_batch"),
+            ("save_kv_cache",),
+        ),
+        _fn(
+            "AttentionBackend.forward_decode",
+            "overridden",
+            ("self", "q", "k", "v", "layer", "forward_batch"),
+            ("save_kv_cache",),
+        ),
+        _fn("AttentionBackend.support_triton", "overridden", _SELF),
         cpu_only=True,
     ),
-    Need("sglang.srt.layers.radix_attention", "AttentionType", "class", "read", cpu_only=True),
-    Need(
-        "sglang.srt.layers.radix_attention", "RadixAttention", "class", "its sizes", cpu_only=True
+    *_in(
+        "sglang.srt.layers.radix_attention",
+        _cls("AttentionType", "read"),
+        *_values("AttentionType", "refused", "ENCODER_ONLY"),
+        _cls("RadixAttention", "read"),
+        *_values(
+            "RadixAttention",
+            "shapes, scale, and what is refused",
+            "attn_type",
+            "is_cross_attention",
+            "layer_id",
+            "logit_cap",
+            "qk_head_dim",
+            "scaling",
+            "sliding_window_size",
+            "tp_q_head_num",
+            "v_head_dim",
+        ),
+        cpu_only=True,
     ),
-    Need("sglang.srt.mem_cache.memory_pool", "KVWriteLoc", "class", "called", cpu_only=True),
-    Need(
+    *_in(
+        "sglang.srt.mem_cache.memory_pool",
+        _cls("KVWriteLoc", "called"),
+        cpu_only=True,
+    ),
+    *_in(
         "sglang.srt.model_executor.forward_batch_info",
-        "ForwardBatch",
-        "class",
-        "read",
+        _cls("ForwardBatch", "read"),
+        *_values(
+            "ForwardBatch",
+            "which tokens attend to which slots",
+            "extend_prefix_lens",
+            "extend_seq_lens",
+            "forward_mode",
+            "out_cache_loc",
+            "req_pool_indices",
+            "seq_lens",
+            "spec_info",
+        ),
         cpu_only=True,
     ),
-    Need("sglang.srt.model_executor.model_runner", "ModelRunner", "class", "read"),
+    *_in(
+        "sglang.srt.model_executor.model_runner",
+        *_values(
+            "ModelRunner",
+            "pools and sizes",
+            "page_size",
+            "req_to_token_pool",
+            "token_to_kv_pool",
+            "use_mla_backend",
+        ),
+        cpu_only=True,
+    ),
 )
-
-
-@dataclass(frozen=True)
-class Drift:
-    """A need that an SGLang does not meet."""
-
-    need: Need
-    problem: str
-
-    def __str__(self) -> str:
-        return f"{self.need} {self.problem}"
-
-
-def check_contract(tree: SourceTree, *, cpu_engine: bool) -> list[Drift]:
-    """What in ``tree`` differs from the table; empty when all is as expected.
-
-    Args:
-        tree: the folder that holds the package ``sglang``.
-        cpu_engine: check also what only the CPU engine needs.
-    """
-    wanted = (need for need in NEEDS if cpu_engine or not need.cpu_only)
-    return [Drift(need, problem) for need in wanted if (problem := _problem(tree, need))]
-
-
-def installed_tree() -> SourceTree | None:
-    """The source of the SGLang that this Python would import, or None without one."""
-    spec = importlib.util.find_spec("sglang")
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return SourceTree(Path(spec.submodule_search_locations[0]).parent)
-
-
-def _problem(tree: SourceTree, need: Need) -> str | None:
-    if need.kind == "field":
-        found = any(tree.find(m, f"{holder}.{need.name}") for m, holder in _FIELD_HOLDERS)
-        return None if found else "is no server argument"
-    definition = tree.find(need.module, need.name)
-    if definition is None:
-        return "is missing"
-    if definition.kind != need.kind:
-        return f"is a {definition.kind}, not a {need.kind}"
-    return next(_differences(definition, need), None)
-
-
-def _differences(definition: Definition, need: Need) -> Iterator[str]:
-    names = {parameter.name for parameter in definition.parameters}
-    takes_any = any(parameter.kind == "**" for parameter in definition.parameters)
-    required = tuple(p.name for p in definition.parameters if p.required)
-    if need.required is not None and required != need.required:
-        yield f"takes {definition.signature}, not ({', '.join(need.required)})"
-    missing = [] if takes_any else [name for name in need.keywords if name not in names]
-    if missing:
-        yield f"takes {definition.signature}, without {', '.join(missing)}"
-    silent = [name for name in need.mentions if name not in definition.mentions]
-    if silent:
-        yield f"no longer uses {', '.join(silent)}"

@@ -6,7 +6,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from sgl_frspec import cpu_engine
-from sgl_frspec.contract import SUPPORTED, check_contract, installed_tree
+from sgl_frspec.contract import SUPPORTED
+from sgl_frspec.contract_check import check_contract, installed_tree
 from sgl_frspec.maps import TokenMapError
 from sgl_frspec.options import add_server_flags
 
@@ -30,7 +31,7 @@ def register() -> None:
         logger.error(
             "FRSPEC is not available: this SGLang differs from the supported releases %s in %s"
             " (`frspec check` lists everything)",
-            SUPPORTED,
+            " to ".join(SUPPORTED),
             "; ".join(map(str, drifts[:3])),
         )
         return
