@@ -66,7 +66,7 @@ def summarise(
                     "tokens": sum(len(reply.ids) for reply in replies),
                     "accept_length": length,
                     "of_full_vocabulary": length / whole if length and whole else None,
-                    "outside_map": outside_share(replies, hot) if hot else 0.0,
+                    "outside_map": outside_share(replies, hot) if hot else None,
                 }
             )
     return {
@@ -105,6 +105,6 @@ def markdown(summary: dict[str, Any]) -> str:
 
 
 def _cell(row: dict[str, Any]) -> str:
-    if not row["outside_map"]:
+    if row["outside_map"] is None:
         return f"{row['accept_length']:.3f}"
     return f"{row['accept_length']:.3f} ({row['of_full_vocabulary']:.1%}; {row['outside_map']:.1%})"
