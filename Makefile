@@ -30,6 +30,9 @@ $(OLDEST_SOURCE): | $(STAMP)
 demo: $(STAMP)  ## serve a real model with FRSPEC, and compare
 	$(BIN)/python -m examples.smollm2_135m.demo
 
+demo: $(STAMP)  ## serve a real model with FRSPEC, and compare
+	$(BIN)/python -m examples.smollm2_135m.demo
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
