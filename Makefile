@@ -6,9 +6,10 @@ STAMP := $(VENV)/.installed
 MODEL := .cache/smollm2-135m/conversion.json
 # The oldest supported SGLang, as source only: the contract table is checked against it.
 OLDEST_SGLANG := 0.5.17
+TOKENIZERS := .cache/tokenizers/deepseek/tokenizer.json
 OLDEST_SOURCE := .cache/sglang-$(OLDEST_SGLANG)/sglang/version.py
 
-.PHONY: demo test lint types unit cross-compile fmt clean
+.PHONY: demo test lint types unit cross-compile fmt clean tokenizers
 
 $(STAMP): pyproject.toml $(wildcard requirements/*.txt)
 	$(PYTHON) -m venv $(VENV)
@@ -27,8 +28,10 @@ $(OLDEST_SOURCE): | $(STAMP)
 	$(BIN)/pip download --quiet --no-deps --dest .cache/download sglang==$(OLDEST_SGLANG)
 	$(BIN)/python -m zipfile -e .cache/download/sglang-$(OLDEST_SGLANG)-*.whl .cache/sglang-$(OLDEST_SGLANG)
 
-demo: $(STAMP)  ## serve a real model with FRSPEC, and compare
-	$(BIN)/python -m examples.smollm2_135m.demo
+$(TOKENIZERS): | $(STAMP)
+	$(BIN)/python -m tests.maps.real_tokenizers .cache/tokenizers
+
+tokenizers: $(TOKENIZERS)  ## real large vocabularies, for the tests of maps and for recipes
 
 demo: $(STAMP)  ## serve a real model with FRSPEC, and compare
 	$(BIN)/python -m examples.smollm2_135m.demo
@@ -40,7 +43,7 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/pyright
 
-unit: $(STAMP) $(MODEL) $(OLDEST_SOURCE)
+unit: $(STAMP) $(MODEL) $(OLDEST_SOURCE) $(TOKENIZERS)
 	$(BIN)/pytest -m 'not gpu'
 
 cross-compile: $(STAMP)
