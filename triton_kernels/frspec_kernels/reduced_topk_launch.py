@@ -1,8 +1,10 @@
 # pyright: reportCallIssue=false, reportArgumentType=false
 """Launch configurations of :mod:`frspec_kernels.reduced_topk`, and its launches."""
 
+from functools import cache
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from frspec_kernels.compile_spec import CompileSpec
@@ -33,17 +35,36 @@ class LaunchConfig(NamedTuple):
     stages: int
 
 
-DEFAULT = LaunchConfig(block_v=64, block_h=128, warps=4, stages=4)
+# H200, H = 4096, `python -m bench tune --op reduced_topk`; times are in docs/measurements.md.
+# A program re-reads hidden for its rows of the head: wide tiles halve that, and narrow ones keep
+# every SM busy where the head is small.
+ONE_WAVE = LaunchConfig(block_v=64, block_h=128, warps=4, stages=6)
+SMALL = LaunchConfig(block_v=64, block_h=128, warps=4, stages=4)
+LARGE = LaunchConfig(block_v=128, block_h=128, warps=4, stages=3)
+LARGE_MANY_ROWS = LaunchConfig(block_v=128, block_h=128, warps=4, stages=2)
+# Two warps: the products then read the narrow weights from shared memory in whole words.
+NARROW_ONE_WAVE = LaunchConfig(block_v=32, block_h=512, warps=2, stages=4)
+NARROW = LaunchConfig(block_v=64, block_h=256, warps=2, stages=3)
+NARROW_MANY_ROWS = LaunchConfig(block_v=128, block_h=128, warps=4, stages=2)
 
 
 def launch_config(rows: int, vocab: int, itemsize: int) -> LaunchConfig:
     """The configuration for ``rows`` hidden rows on ``vocab`` head rows of ``itemsize`` bytes."""
-    return DEFAULT
+    if itemsize == 1:
+        if rows > 16:
+            return NARROW_MANY_ROWS
+        return NARROW_ONE_WAVE if vocab <= 8448 else NARROW
+    if vocab <= 8448:  # 132 SMs × 64
+        return ONE_WAVE if rows <= 16 else SMALL
+    if vocab <= 24576:
+        return SMALL
+    return LARGE if rows <= 16 else LARGE_MANY_ROWS
 
 
 def shipped_configs() -> list[LaunchConfig]:
     """Every configuration that :func:`launch_config` can return."""
-    return [DEFAULT]
+    table = (launch_config(r, v, i) for r in (1, 64) for v in SHIPPED_VOCABS for i in (1, 2))
+    return list(dict.fromkeys(table))
 
 
 def block_rows(rows: int) -> int:
@@ -51,14 +72,34 @@ def block_rows(rows: int) -> int:
     return min(max(next_power_of_2(rows), 16), 64)
 
 
-def merge_warps(elements: int) -> int:
-    """Warps of a merge that looks at ``elements`` keys at once: one, as long as it holds them."""
-    return min(max(elements // 1024, 1), 16)
+def merge_warps(keys: int, candidates: int = 0) -> int:
+    """Warps of a merge of ``keys`` bests and ``candidates`` scores: as few as hold them.
+
+    A round over the keys takes a warp 71 instructions; several warps would wait for each other six
+    times a round.
+    """
+    return min(max(keys // 1024, candidates // 2048, 1), 16)
 
 
 def next_power_of_2(n: int) -> int:
     """Smallest power of two that is at least ``n``, and at least 1."""
     return 1 << max(n - 1, 0).bit_length()
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that a program may use; without a GPU, no limit."""
+    if device.type != "cuda":
+        return 1 << 30
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+
+
+def fitting_stages(config: LaunchConfig, hidden: Tensor, head: Tensor, block_b: int) -> int:
+    """Stages of ``config``, or as many as the device's shared memory holds."""
+    stage = config.block_h * (
+        config.block_v * head.element_size() + block_b * hidden.element_size()
+    )
+    return max(1, min(config.stages, _shared_memory(hidden.device) // stage))
 
 
 def count_parts(config: LaunchConfig, vocab: int) -> int:
@@ -92,7 +133,8 @@ def run_slices(
         scores, bests, rows, inputs.vocab, hidden_size, hidden.stride(0), head.stride(0),
         BLOCK_V=config.block_v, BLOCK_B=block_b, BLOCK_H=config.block_h,
         EVEN_H=hidden_size % config.block_h == 0,
-        num_warps=config.warps, num_stages=config.stages, **pdl_options(hidden.device),
+        num_warps=config.warps, num_stages=fitting_stages(config, hidden, head, block_b),
+        **pdl_options(hidden.device),
     )  # fmt: skip
     return Slices(scores, bests)
 
@@ -137,7 +179,7 @@ def run_slice_merge(
     merge_slices_kernel[(rows,)](
         scores, bests, inputs.token_ids, probs, token_ids, lse, merged, inputs.vocab, parts, k,
         K=k, K_PAD=k_pad, BLOCK_P=block_p, BLOCK_V=block_v, LOG_PROBS=log_probs,
-        num_warps=merge_warps(max(block_p, k_pad * block_v)), **pdl_options(bests.device),
+        num_warps=merge_warps(block_p, k_pad * block_v), **pdl_options(bests.device),
     )  # fmt: skip
 
 
@@ -154,23 +196,25 @@ def run_shard_merge(states: Tensor, out: TopK, *, log_probs: bool) -> None:
 
 def compile_specs() -> list[CompileSpec]:
     """The kernels in every shipped configuration, as SGLang calls them: dense rows, H by 128."""
-    specs = [
-        _slice_spec(config, hidden, head, rows)
-        for config in shipped_configs()
-        for hidden, head, rows in SHIPPED_TYPES
-    ]
+    used = {
+        (launch_config(rows, vocab, itemsize), hidden, head, rows): None
+        for hidden, head, itemsize in SHIPPED_TYPES
+        for rows in (16, 64)
+        for vocab in SHIPPED_VOCABS
+    }
+    specs = [_slice_spec(*choice) for choice in used]
     specs += [_merge_spec(k, parts, v) for k in (1, 10, 64) for parts, v in MERGED]
     specs += [_shards_spec(k, shards) for k in (10, 64) for shards in (2, 8)]
     return [*specs, *(_norm_spec(block) for block in (2048, 4096, 8192))]
 
 
 SHIPPED_TYPES = (
-    ("bf16", "bf16", 16),
-    ("bf16", "bf16", 64),
-    ("fp16", "fp16", 16),
-    ("bf16", "fp8e4nv", 16),
-    ("bf16", "i8", 16),
+    ("bf16", "bf16", 2),
+    ("fp16", "fp16", 2),
+    ("bf16", "fp8e4nv", 1),
+    ("bf16", "i8", 1),
 )
+SHIPPED_VOCABS = (8192, 16384, 32768)
 MERGED = ((128, 64), (512, 64), (1024, 128), (2048, 64))  # slices, head rows of a slice
 
 
@@ -213,7 +257,7 @@ def _merge_spec(k: int, parts: int, block_v: int) -> CompileSpec:
         signature["scores_ptr"] = "*fp32:16"
     else:
         constexprs["scores_ptr"] = None
-    warps = merge_warps(max(parts, k_pad * constexprs["BLOCK_V"]))
+    warps = merge_warps(parts, k_pad * constexprs["BLOCK_V"])
     return CompileSpec(merge_slices_kernel, signature, constexprs, warps)
 
 
