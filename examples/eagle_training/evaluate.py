@@ -87,6 +87,23 @@ def mean_by_domain(cycles: list[Cycles]) -> dict[str, float]:
     return {name: sum(g) / len(g) for name, g in sorted(groups.items()) if g}
 
 
+def before(cycles: list[Cycles], limits: list[int | None]) -> list[Cycles]:
+    """Keep the cycles that start before a reply's limit, counted in reply tokens; None keeps all.
+
+    A reply's first token comes with the prefill, so its first cycle starts at 1.
+    """
+    kept = []
+    for reply, limit in zip(cycles, limits, strict=True):
+        starts = [1 + sum(reply.accept_lengths[:i]) for i in range(len(reply.accept_lengths))]
+        lengths = [
+            n
+            for n, start in zip(reply.accept_lengths, starts, strict=True)
+            if limit is None or start < limit
+        ]
+        kept.append(Cycles(reply.domain, lengths))
+    return kept
+
+
 def outside_share(documents: list[Document], token_map: torch.Tensor) -> float:
     """Share of reply tokens that the map does not hold."""
     reply = torch.tensor([t for d in documents for t in d.reply])

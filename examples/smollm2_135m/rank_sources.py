@@ -86,9 +86,12 @@ def distinct_texts(lines: Iterable[str]) -> Iterator[str]:
                 yield text
 
 
-def _write(path: Path, field: str, values: Iterable[Any]) -> None:
-    # A fixed time stamp: the same sources give the same bytes.
-    with gzip.GzipFile(path, "wb", compresslevel=6, mtime=0) as f:
+def write_documents(path: Path, field: str, values: Iterable[Any]) -> None:
+    """Write gzipped JSON lines ``{field: value}``; the same values give the same bytes."""
+    with (
+        path.open("wb") as raw,
+        gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0) as f,
+    ):
         for value in tqdm(values, desc=path.name, unit="doc", mininterval=2):
             f.write(json.dumps({field: value}, ensure_ascii=False).encode() + b"\n")
 
@@ -112,14 +115,14 @@ def main() -> None:
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     documents = load_documents(arguments.replies)
-    _write(out / "replies.jsonl.gz", "token_ids", (d.reply for d in documents))
+    write_documents(out / "replies.jsonl.gz", "token_ids", (d.reply for d in documents))
     with zipfile.ZipFile(download(out)) as archive:
         for name, members in MEMBERS.items():
             lines = (
                 line for m in members for line in archive.read(f"{_DATA}/{m}").decode().splitlines()
             )
-            _write(out / f"{name}.jsonl.gz", "text", distinct_texts(lines))
-    _write(out / "code.jsonl.gz", "text", _standard_library())
+            write_documents(out / f"{name}.jsonl.gz", "text", distinct_texts(lines))
+    write_documents(out / "code.jsonl.gz", "text", _standard_library())
 
 
 if __name__ == "__main__":

@@ -28,16 +28,12 @@ from examples.eagle_training.corpus import (
     without_loops,
 )
 from examples.eagle_training.decode import DecodeSettings, continue_all
-from examples.eagle_training.evaluate import (
-    ReplySet,
-    accept_lengths,
-    mean_by_domain,
-    outside_share,
-)
+from examples.eagle_training.evaluate import ReplySet, accept_lengths, mean_by_domain
 from examples.eagle_training.features import TrainingSet
 from examples.eagle_training.model import DraftConfig, EagleDraft, load_draft, save_draft
 from examples.eagle_training.train import Trainer, TrainSettings
-from examples.eagle_training.tree import Shared, TreeShape
+from examples.eagle_training.tree import TreeShape
+from examples.smollm2_135m.evaluate_draft import REPLY_TOKENS, accept_table, shared_with
 from examples.smollm2_135m.prompts import (
     Prompt,
     chat_ids,
@@ -47,7 +43,6 @@ from examples.smollm2_135m.prompts import (
 )
 
 SETTINGS = Path(__file__).parent / "settings.json"
-MAP_SIZES = (32768, 16384)
 
 
 class Run:
@@ -167,23 +162,15 @@ class Run:
             {k: v.to(torch.int32) for k, v in counts.items()}, self.out / "counts.safetensors"
         )
 
-    def _shared(self, token_map: torch.Tensor | None = None) -> Shared:
-        embedding = self.model.get_input_embeddings().weight.detach()
-        head = self.model.get_output_embeddings().weight.detach()
-        if token_map is None:
-            return Shared(embedding, head, None)
-        token_map = token_map.to(head.device)
-        return Shared(embedding, head[token_map], token_map)
-
     def train(self) -> dict[str, Any]:
         """Train the draft; the best by accept length on the validation replies is kept."""
         torch.manual_seed(self.train_settings.seed)
         draft = EagleDraft(DraftConfig.like(self.model.config)).to(self.model.device)
         trainer = Trainer(draft, self.train_settings, self.work / "trainer", self.log)
         held = load_documents(self.work / "validation.safetensors")
-        replies = ReplySet(self.model, held, self.settings["eval_reply_tokens"])
+        replies = ReplySet(self.model, held, REPLY_TOKENS)
         data = TrainingSet(self.model, load_documents(self.work / "train.safetensors"))
-        shared = self._shared()
+        shared = shared_with(self.model)
 
         def check(current: EagleDraft) -> float:
             copy = EagleDraft(current.config).to(self.model.device)
@@ -203,13 +190,7 @@ class Run:
         table: dict[str, Any] = {}
         for part in ("validation", "eval"):
             documents = load_documents(self.work / f"{part}.safetensors")
-            replies = ReplySet(self.model, documents, self.settings["eval_reply_tokens"])
-            for size in (self.vocab_size, *MAP_SIZES):
-                token_map = None if size == self.vocab_size else ranked[:size]
-                cycles = accept_lengths(draft, self._shared(token_map), replies, TreeShape())
-                row: dict[str, float] = mean_by_domain(cycles)
-                row["outside"] = outside_share(documents, ranked[:size])
-                table[f"{part}/{size}"] = {k: round(v, 4) for k, v in row.items()}
+            table[part] = accept_table(self.model, draft, documents, ranked)
         (self.out / "evaluation.json").write_text(json.dumps(table, indent=2) + "\n")
         return table
 

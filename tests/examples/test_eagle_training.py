@@ -18,7 +18,13 @@ from examples.eagle_training.corpus import (
     without_loops,
 )
 from examples.eagle_training.decode import DecodeSettings, continue_all, pick_tokens
-from examples.eagle_training.evaluate import ReplySet, accept_lengths, mean_by_domain
+from examples.eagle_training.evaluate import (
+    Cycles,
+    ReplySet,
+    accept_lengths,
+    before,
+    mean_by_domain,
+)
 from examples.eagle_training.features import TrainingSet, target_features
 from examples.eagle_training.loss import head_loss
 from examples.eagle_training.model import DraftConfig, EagleDraft, load_draft, save_draft
@@ -327,6 +333,14 @@ def test_accept_lengths_add_up_to_the_reply(target: Any, draft: EagleDraft, shar
     assert means["a"] == pytest.approx(
         sum(cycles[0].accept_lengths) / len(cycles[0].accept_lengths)
     )
+
+
+def test_cycles_before_a_limit() -> None:
+    cycles = [Cycles("a", [3, 1, 2]), Cycles("a", [4, 4]), Cycles("b", [2])]
+    # The first reply's cycles start at its tokens 1, 4 and 5.
+    kept = before(cycles, [5, None, 1])
+    assert [c.accept_lengths for c in kept] == [[3, 1], [4, 4], []]
+    assert mean_by_domain(kept) == {"a": 3.0, "all": 3.0}
 
 
 def test_draft_folder_has_the_names_that_sglang_loads(draft: EagleDraft, tmp_path: Path) -> None:

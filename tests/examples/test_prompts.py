@@ -1,10 +1,14 @@
 """Prompts: what is held out, and that nothing close to it is trained on."""
 
+import json
+import lzma
+import re
 from collections import Counter
 from pathlib import Path
 
 from transformers import AutoTokenizer
 
+from examples.smollm2_135m import prompts as module
 from examples.smollm2_135m.prompts import (
     Prompt,
     chat_ids,
@@ -20,6 +24,23 @@ def test_held_out_prompts_cover_the_domains() -> None:
     assert set(counts) == {"chat", "code", "math", "translation"}
     assert min(counts.values()) >= 10
     assert len({p.text for p in prompts}) == len(prompts) >= 40
+
+
+def test_the_draft_was_not_trained_on_held_out_prompts() -> None:
+    """The prompts of the committed draft's training, compared in words of any case."""
+
+    def runs(text: str) -> set[tuple[str, ...]]:
+        words = re.findall(r"\w+", text.lower())
+        return {tuple(words[i : i + 8]) for i in range(max(1, len(words) - 7))}
+
+    path = module.FOLDER.parent / "draft" / "training_prompts.jsonl.xz"
+    rows = [json.loads(line) for line in lzma.decompress(path.read_bytes()).splitlines()]
+    assert len(rows) == 22283
+    trained: set[tuple[str, ...]] = set()
+    for row in rows:
+        trained |= runs(row["prompt"])
+    for prompt in eval_prompts():
+        assert not runs(prompt.text) & trained, prompt.text
 
 
 def test_prompts_close_to_held_out_ones_are_dropped() -> None:
