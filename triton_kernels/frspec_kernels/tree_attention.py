@@ -39,9 +39,6 @@ from frspec_kernels.tree_attention_launch import (
     multiprocessors,
 )
 
-# A warp plans for so many requests at no more cost: batches up to it share one compilation.
-MIN_BLOCK_B = 32
-
 
 def tree_attention(
     q: torch.Tensor,
@@ -182,10 +179,15 @@ def _common_arguments(
         "DV": sizes.head_dim_v,
         "HAS_LENS": context.lengths is not None,
         "USE_PDL": pdl_options(tree.mask.device)["USE_PDL"],
-        "BLOCK_B": max(MIN_BLOCK_B, triton.next_power_of_2(tree.batch)),
+        "BLOCK_B": _block_b(tree.batch),
         "BLOCK_N": config.block_n,
         "BLOCK_DV": triton.next_power_of_2(sizes.head_dim_v),
     }
+
+
+def _block_b(batch: int) -> int:
+    """Requests that a program plans for: 1 is free, 2 to 32 cost a warp the same."""
+    return 1 if batch == 1 else max(32, triton.next_power_of_2(batch))
 
 
 def _key_arguments(

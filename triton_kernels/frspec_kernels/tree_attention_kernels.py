@@ -257,7 +257,9 @@ def tree_attention_kernel(
     mask_row_ptr = mask_ptr + node * stride_mask
     tiles = prefix_tiles + (keys + BLOCK_N - 1) // BLOCK_N
     first_tile = split * chunk + (full - lo) // BLOCK_N
-    for tile in tl.range(first_tile, tl.minimum((split + 1) * chunk, tiles), num_stages=1):
+    last_tile = tl.minimum((split + 1) * chunk, tiles)
+    # What the compiler would move in front of this loop would fill registers in the one above.
+    for tile in tl.range(first_tile, last_tile, num_stages=1, disable_licm=True):
         in_tree = tile >= prefix_tiles
         start = tl.where(in_tree, (tile - prefix_tiles) * BLOCK_N, first_key + tile * BLOCK_N)
         mask_n = start + offs_n < tl.where(in_tree, keys, length)
@@ -297,6 +299,13 @@ def tree_attention_kernel(
         )  # fmt: skip
         acc, m_i, l_i = softmax_step(scores, scale, v, acc, m_i, l_i, True, v_factor)
 
+    # Rows' addresses kept from above would fill registers in the loops. They are computed again,
+    # from a value that the compiler cannot know to be the same.
+    again = tl.load(qo_indptr_ptr + request, volatile=True)
+    offs_m = (again - node_start).to(tl.int32) + m_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    mask_m = offs_m < rows
+    node = (again + offs_m // GROUP).to(tl.int64)
+    head = kv_head * GROUP + offs_m % GROUP
     if HAS_SINKS and splits == 1:
         sink = tl.load(sinks_ptr + head, mask=mask_m, other=0.0).to(tl.float32) * LOG2_E
         m_new = tl.maximum(m_i, sink)

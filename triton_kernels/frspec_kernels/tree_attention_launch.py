@@ -1,4 +1,4 @@
-"""Launch configurations of tree attention: pure Python, no GPU needed.
+"""Launch configurations of tree attention, and what they ship for cross-compilation.
 
 The grid is fixed by batch, heads, the largest node count and the SM count; never by the contexts.
 """
@@ -6,8 +6,14 @@ The grid is fixed by batch, heads, the largest node count and the SM count; neve
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
+from typing import Any
 
 import torch
+import triton
+
+from frspec_kernels.compile_spec import CompileSpec
+from frspec_kernels.split_merge import merge_splits_kernel
+from frspec_kernels.tree_attention_kernels import tree_attention_kernel
 
 
 @dataclass(frozen=True)
@@ -27,10 +33,11 @@ class TreeAttentionConfig:
 
 def launch_config(rows: int, head_dim: int) -> TreeAttentionConfig:
     """Configuration for ``rows`` = nodes x (query heads / KV heads) of the largest request."""
-    wide = head_dim > 128
+    if head_dim > 128:
+        return TreeAttentionConfig(128, 64, 8, 2, 1, prefetch=True)
     if rows <= 64:
-        return TreeAttentionConfig(64, 32 if wide else 64, 4, 3, 1 if wide else 2)
-    return TreeAttentionConfig(128, 32 if wide else 64, 8, 3, 1)
+        return TreeAttentionConfig(64, 64, 4, 3, 1, prefetch=True)
+    return TreeAttentionConfig(128, 64, 8, 3, 1, prefetch=True)
 
 
 @dataclass(frozen=True)
@@ -62,3 +69,103 @@ def multiprocessors(device: torch.device) -> int:
 @lru_cache
 def _multiprocessors(index: int | None) -> int:
     return torch.cuda.get_device_properties(index).multi_processor_count
+
+
+def compile_specs() -> list[CompileSpec]:
+    """Every configuration at every head dim; options and types at head dim 128."""
+    shapes = [(rows, dim) for dim in (64, 96, 128, 256) for rows in (64, 240)]
+    specs = [_split_spec(launch_config(*shape), shape[1]) for shape in shapes]
+    for rows in (64, 240):
+        config = launch_config(rows, 128)
+        specs += [
+            _split_spec(config, 128, in_cache=True, lengths=True, page_size=64),
+            _split_spec(config, 128, "fp8e4nv", in_cache=True),
+            _split_spec(config, 128, WINDOW_LEFT=4095, HAS_SINKS=True, STORE_LSE=True),
+            _split_spec(config, 128, HAS_CAP=True, BLOCK_B=32),
+        ]
+    config = launch_config(64, 128)
+    specs += [_merge_spec(config, dim, BLOCK_B=1) for dim in (64, 96, 128, 256)]
+    specs.append(_merge_spec(config, 128, BLOCK_B=32, HAS_SINKS=True, STORE_LSE=True))
+    return specs
+
+
+GROUP_32_OVER_8 = 4  # query heads of a KV head: Llama-3-8B's
+OPTIONS = {"HAS_SINKS": False, "STORE_LSE": False, "WINDOW_LEFT": -1, "BLOCK_B": 1}
+PLAN = ("kv_indptr_ptr", "qo_indptr_ptr", "key_indptr_ptr")
+
+
+def _common_spec(config: TreeAttentionConfig, dim: int, options: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "GROUP": GROUP_32_OVER_8,
+        "DV": dim,
+        "HAS_LENS": False,
+        "USE_PDL": False,
+        "BLOCK_N": config.block_n,
+        "BLOCK_DV": triton.next_power_of_2(dim),
+        **OPTIONS,
+        **options,
+    }
+
+
+def _spec(
+    kernel: Any, pointers: dict[str, str], constexprs: dict[str, Any], warps: int, stages: int
+) -> CompileSpec:
+    """The rest of the kernel's arguments are floats (scales), strides, or pointers not given."""
+    signature = {name: f"*{kind}:16" for name, kind in pointers.items()}
+    for name in kernel.arg_names:
+        if name in signature or name in constexprs:
+            continue
+        if name.endswith("_ptr"):
+            constexprs = {**constexprs, name: None}
+        elif name.startswith("stride") and name != "stride_mask":
+            signature[name] = "i32:16"
+        else:
+            signature[name] = "fp32" if name.endswith(("scale", "cap")) else "i32"
+    ordered = {name: signature[name] for name in kernel.arg_names if name in signature}
+    return CompileSpec(kernel, ordered, constexprs, warps, stages)
+
+
+def _split_spec(
+    config: TreeAttentionConfig,
+    dim: int,
+    cache: str = "bf16",
+    *,
+    in_cache: bool = False,
+    lengths: bool = False,
+    page_size: int = 1,
+    **options: Any,
+) -> CompileSpec:
+    pointers = dict.fromkeys(("q_ptr", "out_ptr"), "bf16")
+    pointers |= dict.fromkeys(("k_cache_ptr", "v_cache_ptr"), cache)
+    pointers |= dict.fromkeys(("k_tree_ptr", "v_tree_ptr"), cache if in_cache else "bf16")
+    pointers |= dict.fromkeys((*PLAN, "kv_indices_ptr", "mask_ptr"), "i32")
+    pointers |= dict.fromkeys(("part_out_ptr", "part_lse_ptr"), "fp32")
+    optional = {
+        "context_lens_ptr": (lengths, "i32"),
+        "tree_slots_ptr": (in_cache, "i64"),
+        "sinks_ptr": (options.get("HAS_SINKS"), "fp32"),
+        "lse_ptr": (options.get("STORE_LSE"), "fp32"),
+        "depths_ptr": ("WINDOW_LEFT" in options, "i32"),
+        "key_depths_ptr": ("WINDOW_LEFT" in options, "i32"),
+    }
+    pointers |= {name: kind for name, (given, kind) in optional.items() if given}
+    constexprs = {
+        **_common_spec(config, dim, {"HAS_CAP": False, **options}),
+        "HAS_LENS": lengths,
+        "D": dim,
+        "PAGE_SIZE": page_size,
+        "TREE_IN_CACHE": in_cache,
+        "PREFETCH": config.prefetch,
+        "BLOCK_M": config.block_m,
+        "BLOCK_D": triton.next_power_of_2(dim),
+    }
+    return _spec(tree_attention_kernel, pointers, constexprs, config.num_warps, config.num_stages)
+
+
+def _merge_spec(config: TreeAttentionConfig, dim: int, **options: Any) -> CompileSpec:
+    pointers = dict.fromkeys(PLAN, "i32") | {"out_ptr": "bf16"}
+    pointers |= dict.fromkeys(("part_out_ptr", "part_lse_ptr"), "fp32")
+    if options.get("HAS_SINKS"):
+        pointers |= {"sinks_ptr": "fp32", "lse_ptr": "fp32"}
+    constexprs = _common_spec(config, dim, options) | {"BLOCK_S": config.merge_block_s}
+    return _spec(merge_splits_kernel, pointers, constexprs, 4, 3)
