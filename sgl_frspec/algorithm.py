@@ -13,6 +13,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sgl_frspec.hot_ids import read_hot_ids
+from sgl_frspec.options import OptionError
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,8 @@ class FrSpecAlgorithm(CustomSpecAlgo):
         Runs in the launching process, before any weights are loaded.
 
         Raises:
-            ValueError: an option that FRSPEC cannot work with, or a wrong token map.
+            OptionError: an option that FRSPEC cannot work with.
+            TokenMapError: a wrong token map.
         """
         refuse_unsupported(server_args)
         set_defaults(server_args)
@@ -74,7 +76,7 @@ class FrSpecAlgorithm(CustomSpecAlgo):
 def refuse_unsupported(server_args: Any) -> None:
     """Name the first option that FRSPEC does not implement, and what to do instead."""
     if not server_args.speculative_draft_model_path:
-        raise ValueError(
+        raise OptionError(
             f"{NAME} needs --speculative-draft-model-path: an EAGLE-2 draft of this target"
         )
     _refuse_unsupported_draft(server_args)
@@ -95,7 +97,7 @@ def refuse_unsupported(server_args: Any) -> None:
     }
     for option, given in refusals.items():
         if given:
-            raise ValueError(
+            raise OptionError(
                 f"{NAME} does not support {option}; leave it out, or use"
                 " --speculative-algorithm EAGLE"
             )
@@ -112,7 +114,7 @@ def _refuse_unsupported_draft(server_args: Any) -> None:
     )
     architecture = (config.architectures or ["an unnamed architecture"])[0]
     if "eagle3" in architecture.lower() or getattr(config, "draft_vocab_size", None):
-        raise ValueError(
+        raise OptionError(
             f"the draft ({architecture}) has a reduced vocabulary of its own, trained into its"
             f" head; use --speculative-algorithm EAGLE3 for it. {NAME} reduces the head of EAGLE-2"
             " drafts, which share the target's"
@@ -134,7 +136,7 @@ def set_defaults(server_args: Any) -> None:
     elif missing == ["--speculative-num-draft-tokens"] and server_args.speculative_eagle_topk == 1:
         server_args.speculative_num_draft_tokens = server_args.speculative_num_steps + 1
     elif missing:
-        raise ValueError(f"give {' and '.join(missing)} too, or none of {', '.join(tree)}")
+        raise OptionError(f"give {' and '.join(missing)} too, or none of {', '.join(tree)}")
     if server_args.max_running_requests is None:
         server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
         logger.warning(
@@ -153,13 +155,13 @@ def check_tree(server_args: Any) -> None:
     """Refuse shapes of the token tree that the worker or the attention backend cannot build.
 
     Raises:
-        ValueError: naming the numbers and which to change.
+        OptionError: naming the numbers and which to change.
     """
     steps = server_args.speculative_num_steps
     top_k = server_args.speculative_eagle_topk
     nodes = server_args.speculative_num_draft_tokens
     if min(steps, top_k) < 1 or nodes < 2:
-        raise ValueError(
+        raise OptionError(
             f"steps {steps}, top-k {top_k}, draft tokens {nodes}: at least 1, 1 and 2 are needed"
         )
     if top_k == 1 and nodes != steps + 1:
@@ -168,7 +170,7 @@ def check_tree(server_args: Any) -> None:
         return
     largest = top_k + (steps - 1) * top_k**2
     if nodes - 1 > largest:
-        raise ValueError(
+        raise OptionError(
             f"--speculative-num-draft-tokens {nodes} asks for {nodes - 1} drafted tokens, but"
             f" {steps} steps of top-k {top_k} draft {largest}; lower it or draft more"
         )
@@ -178,13 +180,13 @@ def check_tree(server_args: Any) -> None:
         server_args.prefill_attention_backend,
     } - {None}
     if top_k > 1 and backends & set(CHAIN_ONLY_BACKENDS):
-        raise ValueError(
+        raise OptionError(
             f"attention backend {', '.join(backends & set(CHAIN_ONLY_BACKENDS))} verifies chains"
             " only; use --speculative-eagle-topk 1 or another --attention-backend"
         )
     unpaged = backends - set(PAGED_TREE_BACKENDS)
     if top_k > 1 and (server_args.page_size or 1) > 1 and unpaged:
-        raise ValueError(
+        raise OptionError(
             f"top-k {top_k} with page size {server_args.page_size} needs one of the attention"
             f" backends {', '.join(PAGED_TREE_BACKENDS)}, not {', '.join(sorted(unpaged))}; or use"
             " --page-size 1"

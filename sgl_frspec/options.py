@@ -15,6 +15,10 @@ from typing import Any
 ENVIRONMENT_VARIABLE = "FRSPEC_CONFIG"
 
 
+class OptionError(ValueError):
+    """Options of the server command that FRSPEC cannot work with; the message says which."""
+
+
 @dataclass(frozen=True)
 class Options:
     """What FRSPEC takes besides SGLang's own arguments.
@@ -30,21 +34,23 @@ def read_options() -> Options:
     """The options in the environment.
 
     Raises:
-        ValueError: the variable holds something else than a JSON object of known options.
+        OptionError: the variable holds something else than a JSON object of known options.
     """
     text = os.environ.get(ENVIRONMENT_VARIABLE, "{}")
     try:
         values = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{ENVIRONMENT_VARIABLE} is not JSON ({error}): {text!r}") from None
+        raise OptionError(f"{ENVIRONMENT_VARIABLE} is not JSON ({error}): {text!r}") from None
     known = [field.name for field in fields(Options)]
     if not isinstance(values, dict) or not set(values) <= set(known):
-        raise ValueError(
+        raise OptionError(
             f"{ENVIRONMENT_VARIABLE} must be a JSON object with the keys {', '.join(known)}: {text}"
         )
     size = values.get("map_size")
     if size is not None and (type(size) is not int or size < 1):
-        raise ValueError(f"{ENVIRONMENT_VARIABLE}: map_size is {size!r}; it must be an integer > 0")
+        raise OptionError(
+            f"{ENVIRONMENT_VARIABLE}: map_size is {size!r}; it must be an integer > 0"
+        )
     return Options(**values)
 
 

@@ -9,7 +9,7 @@ from sgl_frspec import cpu_engine
 from sgl_frspec.contract import SUPPORTED
 from sgl_frspec.contract_check import check_contract, installed_tree
 from sgl_frspec.maps import TokenMapError
-from sgl_frspec.options import add_server_flags
+from sgl_frspec.options import OptionError, add_server_flags
 
 if TYPE_CHECKING:
     import argparse
@@ -38,7 +38,7 @@ def register() -> None:
     cpu_engine.register()
     _register_flags()
     _register_algorithm()
-    _print_map_errors_plainly()
+    _print_users_errors_plainly()
 
 
 def _register_flags() -> None:
@@ -63,14 +63,14 @@ def _register_algorithm() -> None:
         return FrSpecWorker
 
 
-def _print_map_errors_plainly() -> None:
-    """A wrong token map is a user's error: one line and exit status 1, not a traceback."""
+def _print_users_errors_plainly() -> None:
+    """A wrong map or option is a user's error: one line and exit status 1, not a traceback."""
     previous = sys.excepthook
 
     def hook(
         kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
-        if isinstance(error, TokenMapError):
+        if isinstance(error, TokenMapError | OptionError):
             sys.stderr.write(f"frspec: error: {error}\n")
         else:
             previous(kind, error, traceback)

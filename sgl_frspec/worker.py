@@ -29,7 +29,7 @@ class FrSpecDraftWorker(EagleDraftWorker):
         runner = self.target_worker.model_runner
         target: Any = runner.model
         embedding, head = target.get_embed_and_head()
-        ids = torch.from_numpy(read_hot_ids(self.server_args).ids).to(embedding.device)
+        ids = torch.from_numpy(read_hot_ids(_decided(self.server_args)).ids).to(embedding.device)
         reduced = gather_head(head, ids, runner.model_config.vocab_size)
         share_embedding_and_head(self.draft_runner.model, embedding, reduced)
         self.hot_token_id = ids
@@ -42,6 +42,15 @@ class FrSpecDraftWorker(EagleDraftWorker):
 
     def init_lm_head(self) -> None:
         """Likewise."""
+
+
+def _decided(server_args: Any) -> Any:
+    """The arguments as SGLang decided them; its older releases write decisions into the record."""
+    try:
+        from sglang.srt.arg_groups.overrides import resolving_view
+    except ImportError:
+        return server_args
+    return resolving_view(server_args)
 
 
 class FrSpecWorker(EAGLEWorkerV2):

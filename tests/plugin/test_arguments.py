@@ -1,0 +1,131 @@
+"""FRSPEC's defaults and refusals, through SGLang's own argument resolution."""
+
+import argparse
+import json
+
+import pytest
+import torch
+
+from sgl_frspec.options import ENVIRONMENT_VARIABLE, OptionError, add_server_flags, read_options
+
+
+@pytest.fixture(scope="session")
+def flags(server_flags, tmp_path_factory) -> list[str]:
+    file = tmp_path_factory.mktemp("map") / "map.pt"
+    torch.save(list(range(500, 0, -1)), file)
+    return [*server_flags, "--speculative-token-map", str(file)]
+
+
+def tree(steps, top_k, nodes):
+    return (
+        f"--speculative-num-steps {steps} --speculative-eagle-topk {top_k}"
+        f" --speculative-num-draft-tokens {nodes}"
+    )
+
+
+# Extra flags, and what SGLang's arguments are then.
+ACCEPTED = {
+    "": {
+        "disable_overlap_schedule": True,
+        "max_running_requests": 48,
+        "speculative_num_steps": 3,
+        "speculative_eagle_topk": 4,
+        "speculative_num_draft_tokens": 16,
+    },
+    "--max-running-requests 7 --enable-mixed-chunk": {
+        "max_running_requests": 7,
+        "enable_mixed_chunk": False,
+    },
+    tree(5, 1, 9): {"speculative_num_steps": 5, "speculative_num_draft_tokens": 6},
+    "--speculative-num-steps 2 --speculative-eagle-topk 1": {"speculative_num_draft_tokens": 3},
+    tree(3, 2, 11): {"speculative_num_draft_tokens": 11},
+    "--frspec-map-size 100": {},
+    "--page-size 16": {},
+}
+# Extra flags, and what the message must name: the fault, and what to do.
+REFUSED = {
+    "--speculative-num-steps 2": ["give --speculative-eagle-topk", "or none of"],
+    tree(3, 2, 12): ["12 asks for 11 drafted tokens", "draft 10", "lower it"],
+    tree(0, 1, 2): ["steps 0"],
+    "--tp-size 2": ["tensor parallelism", "--speculative-algorithm EAGLE"],
+    "--speculative-use-rejection-sampling": ["--speculative-use-rejection-sampling"],
+    "--enable-lora": ["--enable-lora"],
+    "--page-size 16 --attention-backend torch_native": ["page size 16", "--page-size 1"],
+    "--frspec-map-size 2": ["2 ids", "top-k 4", "larger map"],
+    "--frspec-map-size 501": ["size 501", "500 ids"],
+}
+
+
+@pytest.mark.parametrize("extra", ACCEPTED)
+def test_defaults(extra, resolve, flags):
+    outcome = resolve(flags + extra.split())
+    assert outcome["error"] is None
+    assert ACCEPTED[extra].items() <= outcome["arguments"].items()
+
+
+@pytest.mark.parametrize("extra", REFUSED)
+def test_refusals(extra, resolve, flags):
+    error = resolve(flags + extra.split())["error"]
+    assert error["type"] in ("OptionError", "TokenMapError")
+    assert "\n" not in error["message"]
+    for words in REFUSED[extra]:
+        assert words in error["message"]
+
+
+def test_size_of_the_map_is_said(resolve, flags):
+    log = resolve([*flags, "--frspec-map-size", "100"])["log"]
+    assert any("over 100 of 512 tokens (20%)" in line for line in log)
+    log = resolve(flags)["log"]
+    assert any("over 500 of 512 tokens (98%)" in line for line in log)
+
+
+def test_servers_without_frspec_are_left_alone(resolve, flags):
+    """The same model, plain and with SGLang's own algorithm, and none of our log lines."""
+    at = flags.index("--speculative-algorithm")
+    eagle = [*flags[: at + 1], "EAGLE", *flags[at + 2 :]]
+    plain = flags[:at]
+    for outcome in (resolve(eagle), resolve([*plain, "--device", "cpu"])):
+        assert outcome["error"] is None
+        assert not any("FRSPEC" in line for line in outcome["log"])
+
+
+def test_an_eagle3_draft_is_refused(resolve, flags, chain, tmp_path):
+    config = json.loads((chain.draft / "config.json").read_text())
+    config["architectures"] = ["LlamaForCausalLMEagle3"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    at = flags.index("--speculative-draft-model-path")
+    error = resolve([*flags[: at + 1], str(tmp_path), *flags[at + 2 :]])["error"]
+    assert error["type"] == "OptionError"
+    assert "--speculative-algorithm EAGLE3" in error["message"]
+
+
+class TestOptions:
+    @pytest.fixture(autouse=True)
+    def _clean(self, monkeypatch):
+        # Set first, so that what a test's parser writes is undone too.
+        monkeypatch.setenv(ENVIRONMENT_VARIABLE, "{}")
+
+    def test_a_flag_reaches_processes_through_the_environment(self):
+        parser = argparse.ArgumentParser()
+        add_server_flags(parser)
+        parser.parse_args([])
+        assert read_options().map_size is None
+        parser.parse_args(["--frspec-map-size", "77"])
+        assert read_options().map_size == 77
+
+    @pytest.mark.parametrize("value", ["0", "-3", "many"])
+    def test_a_wrong_flag_is_refused_by_the_parser(self, value, capsys):
+        parser = argparse.ArgumentParser()
+        add_server_flags(parser)
+        with pytest.raises(SystemExit):
+            parser.parse_args(["--frspec-map-size", value])
+        assert "--frspec-map-size" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        "text",
+        ["[1]", "{", '{"size": 3}', '{"map_size": 0}', '{"map_size": true}', '{"map_size": "9"}'],
+    )
+    def test_a_wrong_environment_is_refused(self, text, monkeypatch):
+        monkeypatch.setenv(ENVIRONMENT_VARIABLE, text)
+        with pytest.raises(OptionError, match=ENVIRONMENT_VARIABLE):
+            read_options()
