@@ -46,7 +46,7 @@ def key_token(keys):
     return ~(keys >> TOKEN_SHIFT) & TOKEN_MASK
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["step"])  # else the second step compiles a kernel of its own
 def grow_tree_kernel(
     probs_ptr,  # [B * K, K] float32; [B, K] when FIRST
     tokens_ptr,  # like probs, int64
