@@ -90,6 +90,7 @@ def _fields(use: str, *names: str) -> Iterator[Need]:
 
 
 _SELF = ("self",)
+_LAST_SLOT = ("req_to_token", "req_pool_indices_tensor", "prefix_lens_tensor")
 
 NEEDS: tuple[Need, ...] = (
     # The algorithm.
@@ -303,6 +304,12 @@ NEEDS: tuple[Need, ...] = (
             "tp_q_head_num",
             "v_head_dim",
         ),
+        cpu_only=True,
+    ),
+    *_in(
+        "sglang.srt.mem_cache.allocation",
+        _fn("get_last_loc", "hooked", _LAST_SLOT),
+        _fn("get_last_loc_torch", "called in its place", _LAST_SLOT),
         cpu_only=True,
     ),
     *_in(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sgl_frspec.cpu_engine.attention import CPUAttentionBackend, CPUMultiStepDraftBackend
 
 ATTENTION_BACKEND = "frspec_cpu"
+_LAST_SLOTS = "sglang.srt.mem_cache.allocation.get_last_loc"
 _DRAFT_BACKEND_FACTORY = "sglang.srt.speculative.draft_utils.DraftBackendFactory"
 
 
@@ -43,6 +44,7 @@ def register() -> None:
     add_attention_backend_choices([ATTENTION_BACKEND])
     register_attention_backend(ATTENTION_BACKEND)(_create_attention_backend)
     _hook_draft_backends()
+    _hook_last_slots()
 
 
 def create_decode_backend(
@@ -76,6 +78,19 @@ def _hook_draft_backends() -> None:
         ("create_draft_extend_backend", _draft_extend_hook),
     ):
         HookRegistry.register(f"{_DRAFT_BACKEND_FACTORY}.{method}", hook, HookType.AROUND)
+
+
+def _hook_last_slots() -> None:
+    """With pages, SGLang looks up last slots by a Triton kernel for any backend it doesn't know."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(_LAST_SLOTS, _last_slots_hook, HookType.AROUND)
+
+
+def _last_slots_hook(original: Any, *args: Any) -> Any:
+    from sglang.srt.mem_cache.allocation import get_last_loc_torch
+
+    return get_last_loc_torch(*args)
 
 
 def _decode_hook(original: Any, factory: Any) -> Any:
