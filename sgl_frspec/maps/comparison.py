@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sgl_frspec.maps.coverage import coverage, own_counts
+from sgl_frspec.maps.coverage import coverage_at, own_counts
 from sgl_frspec.maps.inspection import readable
 from sgl_frspec.maps.report import Section, percent
 from sgl_frspec.maps.token_map import Ids, TokenMap, TokenMapError
@@ -75,7 +75,7 @@ def _agreement(one: TokenMap, other: TokenMap, sizes: Sequence[int]) -> Section:
         shared = len(np.intersect1d(one.ids[:size], other.ids[:size]))
         of = min(size, len(one), len(other))
         crossed = [
-            "" if c is None else percent(coverage(m, c, [size])[0])
+            "" if c is None else percent(coverage_at(m, c, [size])[0])
             for m, c in ((other, counts[0]), (one, counts[1]))
         ]
         rows.append((f"{size:,}", f"{shared:,}", percent(shared / of), *crossed))

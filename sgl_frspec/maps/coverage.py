@@ -39,7 +39,7 @@ def coverage_curve(token_map: TokenMap, counts: Ids) -> npt.NDArray[np.float64]:
     return np.cumsum(hits) / total
 
 
-def coverage(token_map: TokenMap, counts: Ids, sizes: Sequence[int]) -> list[float]:
+def coverage_at(token_map: TokenMap, counts: Ids, sizes: Sequence[int]) -> list[float]:
     """The share of ``counts`` within the first ``size`` ids, for each size up to the map's.
 
     Sizes beyond the map get the whole map's coverage.
@@ -72,7 +72,7 @@ def own_coverage(token_map: TokenMap, sizes: Sequence[int]) -> list[float] | Non
         return None
     # A cut removed ids but not their share of the corpus.
     kept = int(counts.sum()) / (token_map.metadata.total_count or int(counts.sum()))
-    return [share * kept for share in coverage(token_map, counts, sizes)]
+    return [share * kept for share in coverage_at(token_map, counts, sizes)]
 
 
 def missing_ids(token_map: TokenMap, counts: Ids, size: int | None = None) -> Ids:

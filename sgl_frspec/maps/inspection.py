@@ -7,7 +7,7 @@ import numpy as np
 
 from sgl_frspec.maps.byte_alphabet import token_bytes
 from sgl_frspec.maps.categories import id_categories
-from sgl_frspec.maps.coverage import coverage, missing_ids, own_coverage
+from sgl_frspec.maps.coverage import coverage_at, missing_ids, own_coverage
 from sgl_frspec.maps.rank import unseen_count
 from sgl_frspec.maps.report import Section, percent
 from sgl_frspec.maps.token_map import Ids, SourceRecord, TokenMap
@@ -88,7 +88,12 @@ def held_out_coverage(
 ) -> Section:
     """Coverage of text that did not make the ranking, by map and domain."""
     rows = [
-        (name, domain, *map(percent, coverage(token_map, counts, sizes)), f"{int(counts.sum()):,}")
+        (
+            name,
+            domain,
+            *map(percent, coverage_at(token_map, counts, sizes)),
+            f"{int(counts.sum()):,}",
+        )
         for name, token_map in maps.items()
         for domain, counts in domains.items()
     ]

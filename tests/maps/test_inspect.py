@@ -12,7 +12,7 @@ from sgl_frspec import cli
 from sgl_frspec.maps import TokenMap, read_vocabulary, save_token_map
 from sgl_frspec.maps.categories import id_categories, token_category
 from sgl_frspec.maps.coverage import (
-    coverage,
+    coverage_at,
     coverage_curve,
     id_order_map,
     missing_ids,
@@ -38,7 +38,7 @@ def test_coverage_is_the_share_of_occurrences_inside(ids, counts):
         for size in range(1, len(ids) + 1)
     ]
     assert coverage_curve(token_map, int64(counts)).tolist() == pytest.approx(expected)
-    shares = coverage(token_map, int64(counts), [1, 5, 12, 400])
+    shares = coverage_at(token_map, int64(counts), [1, 5, 12, 400])
     assert shares == pytest.approx([expected[0], expected[4], expected[11], expected[11]])
 
 
@@ -49,7 +49,7 @@ def test_what_is_missing_and_what_is_covered_make_the_whole(counts, size):
     missing = missing_ids(token_map, int64(counts), size).tolist()
     assert missing == sorted(missing, key=lambda i: (-counts[i], i))
     outside = sum(counts[i] for i in missing) / sum(counts)
-    assert coverage(token_map, int64(counts), [size])[0] + outside == pytest.approx(1)
+    assert coverage_at(token_map, int64(counts), [size])[0] + outside == pytest.approx(1)
 
 
 def test_a_cut_map_remembers_what_it_no_longer_covers():
@@ -61,7 +61,7 @@ def test_a_cut_map_remembers_what_it_no_longer_covers():
 
 def test_text_without_tokens_has_no_coverage():
     with pytest.raises(TokenMapError, match="no tokens"):
-        coverage(TokenMap(int64([1])), int64([0, 0]), [1])
+        coverage_at(TokenMap(int64([1])), int64([0, 0]), [1])
 
 
 def test_id_order_has_required_ids_first(model_dir):
@@ -166,7 +166,7 @@ def test_several_maps_are_compared(inspected, model_dir, tmp_path, capsys):
     assert shares["chinese", "Chinese"] == "100.00%"
     counts = own_counts(other)
     assert counts is not None
-    assert shares["map", "Chinese"] == f"{100 * coverage(token_map, counts, [30])[0]:.2f}%"
+    assert shares["map", "Chinese"] == f"{100 * coverage_at(token_map, counts, [30])[0]:.2f}%"
     assert float(shares["map", "Chinese"][:-1]) < 50
 
 
