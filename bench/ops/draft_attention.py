@@ -34,10 +34,10 @@ SMALL_CASES = [sized(2, 70, 3, "fp16"), sized(1, 40, 5, "fp8")]
 
 
 def _configs(case: Case) -> list[TreeAttentionConfig]:
-    shapes = [(64, n, 4, s) for n, s in ((32, 3), (32, 4), (32, 6), (64, 2), (64, 3))]
+    shapes = [(64, 32, 4, 4, 2), (64, 64, 4, 2, 2), (64, 64, 4, 3, 1), (64, 64, 4, 3, 2)]
     return [
-        TreeAttentionConfig(*shape, programs_per_sm=per_sm, prefetch=prefetch)
-        for shape, per_sm, prefetch in product(shapes, (1, 2, 3), (False, True))
+        TreeAttentionConfig(*shape, min_tiles, prefetch)
+        for shape, min_tiles, prefetch in product(shapes, (1, 4), (False, True))
     ]
 
 

@@ -45,15 +45,21 @@ SMALL_CASES = [
 
 
 def _configs(case: Case) -> list[TreeAttentionConfig]:
-    rows = case["nodes"] * 4
-    shapes = [(64, n, 4, s) for n, s in ((32, 3), (32, 4), (32, 6), (64, 2), (64, 3), (128, 2))]
-    if rows > 64:
-        shapes += [(128, n, 8, s) for n, s in ((32, 3), (32, 4), (64, 2), (64, 3), (128, 2))]
-        shapes += [(256, 32, 8, 3), (256, 32, 16, 4), (256, 64, 16, 3)]
+    """Shapes that compile without spills on sm_90; programs an SM that fit its shared memory."""
+    shapes = [
+        (64, 32, 4, 4, 2, None), (64, 64, 4, 2, 2, None), (64, 64, 4, 2, 3, 168),
+        (64, 64, 4, 3, 1, None), (64, 64, 4, 3, 2, None), (64, 128, 4, 2, 1, None),
+        (64, 128, 8, 2, 1, None),
+    ]  # fmt: skip
+    if case["nodes"] > 16:
+        shapes += [
+            (128, 32, 8, 4, 1, None), (128, 64, 8, 3, 1, None), (128, 64, 8, 2, 2, 128),
+            (128, 128, 8, 2, 1, None), (256, 32, 8, 3, 1, None),
+        ]  # fmt: skip
     return [
-        TreeAttentionConfig(*shape, programs_per_sm=per_sm, prefetch=prefetch)
-        for shape, per_sm, prefetch in product(shapes, (1, 2, 3), (False, True))
-        if shape[0] * per_sm <= 256
+        TreeAttentionConfig(m, n, warps, stages, per_sm, min_tiles, prefetch, registers)
+        for m, n, warps, stages, per_sm, registers in shapes
+        for min_tiles, prefetch in product((1, 4), (False, True))
     ]
 
 

@@ -1,5 +1,5 @@
 # pyright: reportArgumentType=false
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,148 +8,25 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.checks import no_worse_than_torch
-from frspec_kernels.draft_attention import draft_branches, pack_mask
 from frspec_kernels.split_merge import plan_splits
 from frspec_kernels.tree_attention import tree_attention, tree_attention_workspace
-from frspec_kernels.tree_attention_inputs import AttentionShape, DraftTree, PagedContext
+from frspec_kernels.tree_attention_inputs import AttentionShape
 from frspec_kernels.tree_attention_launch import LaunchShape, TreeAttentionConfig, launch_config
-from frspec_kernels.tree_attention_reference import tree_attention_reference
-
-CUDA = torch.cuda.is_available()
-DEVICE = "cuda" if CUDA else "cpu"
-# tl.dot on bf16 is not right under the interpreter; small shapes keep it quick.
-DTYPES = [torch.float16, torch.bfloat16] if CUDA else [torch.float16]
-HEAD_DIM = 64 if CUDA else 16
-SMALL = TreeAttentionConfig(64 if CUDA else 16, 32, 4, 2, 2, prefetch=True)
-
-
-def chain(n):
-    return [i - 1 for i in range(n)]
-
-
-def star(n):
-    return [-1] + [0] * (n - 1)
-
-
-def full(n):
-    return [-1] + [(i - 1) // 2 for i in range(1, n)]
-
-
-def random_tree(n):
-    return [-1] + [int(torch.randint(0, i, ())) for i in range(1, n)]
-
-
-def closure(parents, width):
-    """Ancestors-and-self, and depths, of a tree given by its parents."""
-    seen = torch.zeros(len(parents), width, dtype=torch.bool)
-    depths = torch.zeros(len(parents), dtype=torch.int32)
-    for i, parent in enumerate(parents):
-        if parent >= 0:
-            seen[i] = seen[parent]
-            depths[i] = depths[parent] + 1
-        seen[i, i] = True
-    return seen, depths
-
-
-@dataclass
-class Problem:
-    """Inputs of a ragged batch; every cache slot that no request lists is NaN."""
-
-    contexts: list[int]
-    trees: list[list[int]]
-    q_heads: int = 4
-    kv_heads: int = 2
-    dim: int = HEAD_DIM
-    dim_v: int = HEAD_DIM
-    page: int = 1
-    in_cache: bool = False
-    padded_table: bool = False
-    dtype: torch.dtype = torch.float16
-    cache_dtype: torch.dtype | None = None
-
-    def __post_init__(self):
-        pages = [-(-c // self.page) for c in self.contexts]
-        nodes = [len(t) for t in self.trees]
-        free = torch.randperm(2 * sum(pages) + sum(nodes) + 3)
-        self.slots = free.numel() * self.page
-        taken, own = free[: sum(pages)], free[sum(pages) :][: sum(nodes)] * self.page
-        self.k_cache = self._poisoned(self.slots, self.dim)
-        self.v_cache = self._poisoned(self.slots, self.dim_v)
-        starts = torch.tensor([0, *pages]).cumsum(0)
-        for length, start in zip(self.contexts, starts, strict=False):
-            token = torch.arange(length)
-            self._fill(taken[start + token // self.page] * self.page + token % self.page)
-        self.q = torch.randn(sum(nodes), self.q_heads, self.dim).to(self.dtype)
-        self.context = self._context(taken, starts, pages)
-        self.tree = self._tree(nodes, own)
-
-    def _poisoned(self, rows, dim):
-        cache = torch.full((rows, self.kv_heads, dim), float("nan"), dtype=self.dtype)
-        return cache.to(self.cache_dtype or self.dtype)
-
-    def _fill(self, slots):
-        for cache in (self.k_cache, self.v_cache):
-            values = torch.randn(len(slots), *cache.shape[1:])
-            cache[slots] = values.to(self.dtype).to(cache.dtype)
-
-    def _context(self, taken, starts, pages):
-        lengths = torch.tensor(self.contexts, dtype=torch.int32)
-        if self.padded_table:
-            width = max(pages) + 2
-            table = torch.full((len(pages), width), self.slots // self.page - 1)
-            for row, start, count in zip(table, starts, pages, strict=False):
-                row[:count] = taken[start : start + count]
-            taken, starts = table.flatten(), torch.arange(len(pages)) * width
-        scales = {"k_scale": 0.5, "v_scale": 1.75} if self.cache_dtype else {}
-        listed = lengths if self.page > 1 or self.padded_table else None
-        return PagedContext(
-            self.k_cache, self.v_cache, starts.int(), taken, listed, self.page, **scales
-        )
-
-    def _tree(self, nodes, own):
-        masks, depths = zip(*(closure(t, max(nodes)) for t in self.trees), strict=True)
-        starts = torch.tensor([0, *nodes]).cumsum(0).int()
-        keys: dict = {"slots": own}
-        if self.in_cache:
-            self._fill(own)
-        else:
-            k = torch.randn(sum(nodes), self.kv_heads, self.dim).to(self.dtype)
-            keys = {"k": k, "v": torch.randn(*k.shape[:2], self.dim_v).to(self.dtype)}
-        mask = pack_mask(torch.cat(masks))
-        return DraftTree(starts, max(nodes), mask, depths=torch.cat(depths), **keys)
-
-
-def to_device(obj):
-    moved = {k: v.to(DEVICE) for k, v in vars(obj).items() if isinstance(v, torch.Tensor)}
-    return replace(obj, **moved)
-
-
-def run_and_check(problem, config: TreeAttentionConfig | None = SMALL, with_lse=True, **options):
-    q, context, tree = problem.q.to(DEVICE), to_device(problem.context), to_device(problem.tree)
-    if options.get("sinks") is not None:
-        options["sinks"] = options["sinks"].to(DEVICE)
-    return check_inputs_against_torch(q, context, tree, config, with_lse, **options)
-
-
-def check_inputs_against_torch(
-    q, context, tree, config: TreeAttentionConfig | None = SMALL, with_lse=True, **options
-):
-    shape = (q.shape[0], q.shape[1], context.v_cache.shape[2])
-    out = torch.full(shape, float("nan"), dtype=q.dtype, device=q.device)
-    lse = torch.full(shape[:2], float("nan"), device=q.device) if with_lse else None
-    tree_attention(q, context, tree, out=out, lse=lse, config=config, **options)
-    truth, true_lse = tree_attention_reference(
-        q, context, tree, compute_dtype=torch.float64, **options
-    )
-    same, same_lse = tree_attention_reference(q, context, tree, **options)
-    verdict = no_worse_than_torch(out, same, truth, "out")
-    assert verdict.ok, verdict.why
-    if lse is not None:
-        verdict = no_worse_than_torch(lse, same_lse.float(), true_lse, "lse")
-        assert verdict.ok, verdict.why
-    return out
-
+from tests.kernels.attention_problem import (
+    CUDA,
+    DEVICE,
+    DTYPES,
+    HEAD_DIM,
+    SMALL,
+    Problem,
+    chain,
+    check_inputs_against_torch,
+    full,
+    random_tree,
+    run_and_check,
+    star,
+    to_device,
+)
 
 TREES = {"chain": chain, "star": star, "full": full, "random": random_tree}
 
@@ -159,6 +36,11 @@ TREES = {"chain": chain, "star": star, "full": full, "random": random_tree}
 def test_ragged_batch_of_trees(shape, dtype):
     build = TREES[shape]
     run_and_check(Problem([70, 0, 33, 1], [build(5), build(1), build(40), build(3)], dtype=dtype))
+
+
+@pytest.mark.parametrize("contexts", [[70, 5, 0, 9], [0, 0, 0, 0]], ids=str)
+def test_requests_without_nodes(contexts):
+    run_and_check(Problem(contexts, [[], random_tree(5), [], random_tree(3)]))
 
 
 @pytest.mark.parametrize("context", [0, 1, 15, 16, 17, 31, 32, 33])
@@ -251,40 +133,6 @@ def test_every_configuration_is_right(config):
     run_and_check(Problem([150, 20], [random_tree(12), random_tree(5)]), config)
 
 
-def test_unseen_slots_of_the_tree_may_hold_nan():
-    """Draft decoding lists slots that later steps will fill."""
-    batch, branches, steps = 2, 3, 4
-    fixed = draft_branches(batch, branches, steps, DEVICE)
-    problem = Problem([37, 5], [[-1] * (branches * steps)] * batch, in_cache=True)
-    problem.q = problem.q[: batch * branches]
-    q, context, tree = problem.q.to(DEVICE), to_device(problem.context), to_device(problem.tree)
-    assert tree.slots is not None
-    own = tree.slots.view(batch, branches, steps).clone()
-    for step in range(steps):
-        k, v = context.k_cache.clone(), context.v_cache.clone()
-        k[own[..., step + 1 :]] = float("nan")
-        v[own[..., step + 1 :]] = float("nan")
-        now = replace(context, k_cache=k, v_cache=v)
-        out = tree_attention(q, now, fixed.tree(own.flatten(), step), config=SMALL)
-        lists = [own[b, j, : step + 1] for b in range(batch) for j in range(branches)]
-        assert no_worse_than_torch(out, *branch_by_branch(q, context, lists, branches)).ok
-
-
-def branch_by_branch(q, context, lists, branches):
-    """Every branch alone, on its own list of slots: PyTorch in q's type, and in fp64."""
-    results: dict = {q.dtype: [], torch.float64: []}
-    for row, own in enumerate(lists):
-        start, end = context.indptr[row // branches : row // branches + 2].tolist()
-        slots = torch.cat([context.indices[start:end], own])
-        for dtype, rows in results.items():
-            k = context.k_cache[slots].to(dtype).repeat_interleave(2, 1)
-            v = context.v_cache[slots].to(dtype).repeat_interleave(2, 1)
-            scores = torch.einsum("hd,nhd->hn", q[row].to(dtype), k) * q.shape[-1] ** -0.5
-            probs = torch.softmax(scores.to(max(dtype, torch.float32, key=lambda t: t.itemsize)), 1)
-            rows.append(torch.einsum("hn,nhd->hd", probs.to(dtype), v))
-    return torch.stack(results[q.dtype]), torch.stack(results[torch.float64])
-
-
 @triton.jit
 def _plan_kernel(indptr, keys, out, batch, slots, min_tiles, N: tl.constexpr, B: tl.constexpr):
     chunk, splits, program, part = plan_splits(
@@ -346,8 +194,6 @@ def test_refuses_what_does_not_fit():
     )
     with pytest.raises(ValueError, match="too small"):
         tree_attention(q, context, tree, workspace=small)
-    with pytest.raises(ValueError, match="step is in"):
-        draft_branches(1, 2, 3, "cpu").tree(torch.arange(6), 3)
 
 
 BIG = [
@@ -410,8 +256,19 @@ def test_graph_replay_with_changed_contexts_equals_eager():
 def test_launch_shapes_do_not_depend_on_contexts_and_stay_bounded():
     for batch in (1, 2, 32, 256):
         for rows in (1, 16, 64, 240, 800):
-            config = launch_config(rows, 128)
+            config = launch_config(rows, 128, batch)
             shape = LaunchShape.of(config, batch=batch, kv_heads=8, rows=rows, sm_count=132)
             assert shape.m_tiles * config.block_m >= rows
             assert shape.grid[2] <= shape.num_slots + batch
             assert 3 * (shape.max_parts - 1) <= 4 * shape.num_slots
+
+
+def test_a_workspace_for_the_largest_batch_serves_smaller_ones():
+    sizes = AttentionShape(4, 2, HEAD_DIM, HEAD_DIM)
+    device = torch.device(DEVICE)
+    workspace = tree_attention_workspace(sizes, batch=8, max_nodes=20, device=device)
+    problem = Problem([150], [random_tree(12)])
+    q, context, tree = problem.q.to(DEVICE), to_device(problem.context), to_device(problem.tree)
+    workspace.part_out.fill_(float("nan"))
+    workspace.part_lse.fill_(float("nan"))
+    check_inputs_against_torch(q, context, tree, SMALL if not CUDA else None, workspace=workspace)

@@ -77,7 +77,7 @@ def tree_attention(
     """
     sizes = check_inputs(q, context, tree, window_left)
     rows = tree.max_nodes * sizes.group
-    config = config or launch_config(rows, max(sizes.head_dim, sizes.head_dim_v))
+    config = config or launch_config(rows, max(sizes.head_dim, sizes.head_dim_v), tree.batch)
     launch = LaunchShape.of(
         config,
         batch=tree.batch,
@@ -130,7 +130,7 @@ def tree_attention_workspace(
 ) -> TreeAttentionWorkspace:
     """Buffers for launches of at most ``batch`` requests of ``max_nodes`` nodes."""
     rows = max_nodes * sizes.group
-    config = config or launch_config(rows, max(sizes.head_dim, sizes.head_dim_v))
+    config = config or launch_config(rows, max(sizes.head_dim, sizes.head_dim_v), batch)
     launch = LaunchShape.of(
         config, batch=batch, kv_heads=sizes.kv_heads, rows=rows, sm_count=multiprocessors(device)
     )

@@ -31,12 +31,17 @@ class TreeAttentionConfig:
     merge_block_s: int = 16  # parts that a merge program reads at once
 
 
-def launch_config(rows: int, head_dim: int) -> TreeAttentionConfig:
-    """Configuration for ``rows`` = nodes x (query heads / KV heads) of the largest request."""
+def launch_config(rows: int, head_dim: int, batch: int = 1) -> TreeAttentionConfig:
+    """Configuration for ``rows`` = nodes x (query heads / KV heads) of the largest request.
+
+    Measured on an H200 at head dim 128 (docs/measurements.md, "Tree attention"). Two programs an
+    SM hide each other's latencies, but leave twice the parts to merge: worth it for several
+    requests, not for one. Wide heads follow from what fits the registers; they were not swept.
+    """
     if head_dim > 128:
         return TreeAttentionConfig(128, 64, 8, 2, 1, prefetch=True)
     if rows <= 64:
-        return TreeAttentionConfig(64, 64, 4, 3, 1, prefetch=True)
+        return TreeAttentionConfig(64, 64, 4, 3, 1 if batch == 1 else 2, prefetch=True)
     return TreeAttentionConfig(128, 64, 8, 3, 1, prefetch=True)
 
 
