@@ -1,4 +1,4 @@
-"""What a kernel module ships, for compilation without a GPU: each module has ``compile_specs()``."""
+"""What a kernel module ships, for compilation without a GPU: its ``compile_specs()``."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,9 +9,9 @@ class CompileSpec(NamedTuple):
 
     Attributes:
         kernel: the ``@triton.jit`` function.
-        signature: type of each run-time argument in Triton's notation: ``*bf16``, ``i64``, ``fp32``.
-            A trailing ``:16`` says that the pointer or integer is divisible by 16, as it is in
-            serving (``triton.tools.compile`` reads it the same way).
+        signature: type of each run-time argument in Triton's notation: ``*bf16``, ``i64``,
+            ``fp32``. A trailing ``:16`` says that the pointer or integer is divisible by 16,
+            as it is in serving (``triton.tools.compile`` reads it the same way).
         constexprs: value of each ``tl.constexpr`` argument.
         num_warps, num_stages: launch options.
     """
