@@ -34,13 +34,13 @@ from frspec_kernels.reduced_topk_args import (
 )
 from frspec_kernels.reduced_topk_launch import (
     LaunchConfig,
-    compile_specs,
     count_parts,
     launch_config,
     run_shard_merge,
     run_slice_merge,
     run_slices,
 )
+from frspec_kernels.reduced_topk_specs import compile_specs
 
 __all__ = [
     "FinalNorm",
