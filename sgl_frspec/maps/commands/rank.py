@@ -4,8 +4,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from tqdm import tqdm
-
+from sgl_frspec.maps.commands.arguments import (
+    advance,
+    check_output,
+    counting_bar,
+    parse_size,
+)
 from sgl_frspec.maps.corpus.counter import ROLES
 from sgl_frspec.maps.corpus.counting import worker_count
 from sgl_frspec.maps.corpus.reader import SourceReader
@@ -45,7 +49,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="model folder, tokenizer.json or tiktoken file",
     )
     add("-o", "--output", required=True, type=Path, help="the map to write, .safetensors")
-    add("--size", type=int, help="keep only so many ids (default: all; a map can be cut later)")
+    add("--size", help="keep only so many ids, such as 32k (default: all; cut it later)")
     add("--require", action="append", default=[], metavar="TOKEN_OR_ID", help="put it first")
     add("--vocab-size", type=int, help="rows of the LM head, if padded past the tokenizer")
     add("--roles", choices=ROLES, default=ROLES[0], help="what of chat messages to count")
@@ -58,10 +62,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Rank, write the map, and say what is in it."""
-    if args.output.suffix != ".safetensors":
-        raise TokenMapError(f"--output {args.output}: name the map something.safetensors")
-    if not args.output.parent.is_dir():
-        raise TokenMapError(f"--output {args.output}: the folder does not exist")
+    check_output(args.output, ".safetensors")
     vocabulary = read_vocabulary(args.tokenizer)
     sources = [parse_source(text) for text in args.sources]
     options = RankOptions(
@@ -75,11 +76,11 @@ def run(args: argparse.Namespace) -> int:
         date=args.date,
     )
     total = sum(SourceReader(source).total_bytes for source in sources)
-    with tqdm(total=total or None, unit="B", unit_scale=True, desc="counting", disable=None) as bar:
+    with counting_bar(total) as bar:
         ranked = rank_sources(
-            sources, vocabulary, options, progress=lambda position: _advance(bar, position)
+            sources, vocabulary, options, progress=lambda position: advance(bar, position)
         )
-    token_map = ranked if args.size is None else ranked.first(args.size)
+    token_map = ranked if args.size is None else ranked.first(parse_size(args.size))
     save_token_map(token_map, args.output)
     if options.checkpoint is not None:
         options.checkpoint.unlink(missing_ok=True)
@@ -124,7 +125,3 @@ def _checkpoint(output: Path, sources: list[Source], restart: bool) -> Path | No
     # What has gone by on standard input or a stream cannot be read again.
     again = all(source.location != "-" and not source.is_dataset for source in sources)
     return path if again else None
-
-
-def _advance(bar: tqdm, position: int) -> None:
-    bar.update(position - bar.n)
