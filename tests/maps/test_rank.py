@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from sgl_frspec import cli
 from sgl_frspec.maps import load_token_map
-from sgl_frspec.maps.corpus import counting
+from sgl_frspec.maps.corpus import counting, streams
 from sgl_frspec.maps.corpus.checkpoint import Checkpoint
 from sgl_frspec.maps.corpus.documents import PIECE_CHARS, split_text
 from sgl_frspec.maps.corpus.sources import parse_source
@@ -329,3 +329,45 @@ def test_help_needs_no_torch():
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_tokens_added_past_the_head_are_left_out(model_dir, tokenizer, tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text(TEXT[0] + "<tool_call>")
+    beyond = tokenizer.token_to_id("<tool_call>")
+    token_map = rank(model_dir, str(file), vocab_size=beyond)
+    assert token_map.ids.max() == beyond - 1
+    assert beyond not in token_map.metadata.required_ids
+    with pytest.raises(TokenMapError, match=f"required id {beyond} is outside"):
+        rank(model_dir, str(file), vocab_size=beyond, required_ids=(beyond,))
+
+
+def test_a_record_without_end_is_refused(model_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(streams, "MAX_LINE_BYTES", 1 << 20)
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "x"}\n{"text": "' + "x" * (1 << 20))
+    with pytest.raises(TokenMapError, match="line 2 is longer than 1 MiB"):
+        rank(model_dir, str(file))
+
+
+def test_memory_does_not_grow_with_a_line(model_dir, tmp_path):
+    code = (
+        "import re, sys\n"
+        "from sgl_frspec import cli\n"
+        "status = cli.main(sys.argv[1:])\n"
+        "state = open('/proc/self/status').read()\n"
+        "print(int(re.search(r'VmHWM:\\s+(\\d+)', state)[1]) // 1024, file=sys.stderr)\n"
+        "sys.exit(status)\n"
+    )
+    line = b"the cat sat on the mat and the dog sat on the log "
+    peaks = []
+    for mebibytes in (2, 24):
+        file, output = tmp_path / "a.txt.gz", tmp_path / "m.safetensors"
+        file.write_bytes(gzip.compress(line * (mebibytes * 2**20 // len(line)), 1))
+        argv = ["rank", "--tokenizer", str(model_dir), "-o", str(output), "--workers", "1"]
+        command = [sys.executable, "-c", code, *argv, str(file)]
+        run = subprocess.run(command, capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        peaks.append(int(run.stderr.split()[-1]))
+    # In MiB; the larger text has 22 more of characters and 5 million more of tokens.
+    assert peaks[1] - peaks[0] < 15, peaks
