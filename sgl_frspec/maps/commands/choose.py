@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         _step_times(args, vocab_size),
         args.steps,
     )
-    sizes = _sizes(args.sizes, min(len(token_map), vocab_size - 1), accept, coverage)
+    sizes = _sizes(args.sizes, len(token_map), vocab_size, accept, coverage)
     *maps, full = predict([*sizes, vocab_size], time, accept, coverage)
     verdict = verdict_lines(maps, full, args.token_ms, accept)
     if args.json:
@@ -113,11 +113,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sizes(
-    text: str | None, largest: int, accept: AcceptModel, coverage: Coverage | None
+    text: str | None,
+    largest: int,
+    vocab_size: int,
+    accept: AcceptModel,
+    coverage: Coverage | None,
 ) -> list[int]:
     """Sizes to predict; without coverage, nothing is known of those outside the measured ones."""
-    sizes = [s for s in (parse_sizes(text) if text else size_grid(largest)) if s <= largest]
-    known = [s for s in sizes if coverage is not None or accept.within(s)]
+    sizes = parse_sizes(text) if text else size_grid(largest)
+    sizes = [size for size in sizes if size <= largest and size < vocab_size]
+    known = [size for size in sizes if coverage is not None or accept.within(size)]
     if not known:
         raise TokenMapError(
             f"no size to predict: the map has {largest} ids, and without --text only sizes between"
