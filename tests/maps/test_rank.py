@@ -8,6 +8,7 @@ import json
 import lzma
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -109,6 +110,47 @@ def test_parquet_field(model_dir, tokenizer, tmp_path):
     assert counted(rank(model_dir, f"{file},field=body")) == expected_counts(tokenizer, TEXT)
     with pytest.raises(TokenMapError, match="no field"):
         rank(model_dir, f"{file},field=text")
+
+
+def test_parquet_messages_without_naming_the_field(model_dir, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table, lines = tmp_path / "a.parquet", tmp_path / "a.jsonl"
+    parquet.write_table(pyarrow.table({"text": ["unused"], "messages": [TURN]}), table)
+    lines.write_text(json.dumps({"messages": TURN}))
+    assert counted(rank(model_dir, str(table))) == counted(rank(model_dir, str(lines)))
+
+
+def hub(rows=(), error=None):
+    """The package ``datasets``, with one data set and one way to fail."""
+
+    def load_dataset(name, config, *, split, streaming):
+        if error is not None:
+            raise error
+        assert (name, config, split, streaming) == ("org/set", "de", "test", True)
+        return iter(rows)
+
+    return types.SimpleNamespace(load_dataset=load_dataset)
+
+
+def test_hugging_face_datasets(model_dir, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", hub([{"body": text} for text in TEXT]))
+    source = "hf:org/set:de:test,field=body"
+    assert counted(rank(model_dir, source)) == expected_counts(tokenizer, TEXT)
+    output = tmp_path / "m.safetensors"
+    argv = ["rank", "--tokenizer", str(model_dir), "-o", str(output), "--workers", "1", source]
+    assert cli.main(argv) == 0
+    assert load_token_map(output).metadata.sources[0].sha256 is None
+
+
+def test_a_hub_out_of_reach_and_a_missing_package(model_dir, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", hub(error=ConnectionError("no route")))
+    with pytest.raises(TokenMapError, match=r"no route.*check the name and the network"):
+        rank(model_dir, "hf:org/set")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(TokenMapError, match=r"sgl-frspec\[maps\]"):
+        rank(model_dir, "hf:org/set")
 
 
 def test_chat_messages_count_what_the_assistant_wrote(model_dir, tokenizer, tmp_path):

@@ -6,7 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from sgl_frspec.maps.corpus.documents import Document, read_documents, record_document
+from sgl_frspec.maps.corpus.documents import (
+    USUAL_FIELDS,
+    Document,
+    read_documents,
+    record_document,
+)
 from sgl_frspec.maps.corpus.sources import COMPRESSIONS, Source, format_of, list_files
 from sgl_frspec.maps.corpus.streams import HashedFile, decompressed, looks_binary, open_hashed
 from sgl_frspec.maps.token_map import TokenMapError
@@ -101,8 +106,11 @@ def _parquet_rows(path: Path, field: str | None) -> Iterator[Document]:
             "reading .parquet files needs the package pyarrow: pip install 'sgl-frspec[maps]'"
         ) from error
     try:
-        with parquet.ParquetFile(path) as file:
-            columns = [field] if field in file.schema_arrow.names else None
+        # A buffer keeps whole column chunks, which may be gigabytes, out of memory.
+        with parquet.ParquetFile(path, buffer_size=1 << 20) as file:
+            names = file.schema_arrow.names
+            wanted = (field,) if field else USUAL_FIELDS
+            columns = next(([name] for name in wanted if name in names), None)
             for batch in file.iter_batches(batch_size=256, columns=columns):
                 for row in batch.to_pylist():
                     yield record_document(row, field, str(path))
