@@ -16,6 +16,7 @@ from sgl_frspec.maps import (
     load_token_map,
     read_vocabulary,
 )
+from sgl_frspec.maps.vocabulary import tokenizer_file
 from sgl_frspec.options import read_options
 
 logger = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ def _vocabulary(server_args: Any) -> Vocabulary | None:
             return None
         folder = Path(cached).parent
     try:
-        return read_vocabulary(folder)
-    except TokenMapError as error:
-        logger.warning("FRSPEC: %s", error)
+        file = tokenizer_file(folder)
+    except TokenMapError:
         return None
+    return read_vocabulary(file)

@@ -62,7 +62,7 @@ def run_engine(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Answer
         done = engine_process(job, tmp_path_factory.mktemp("engine"))
         lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
         assert lines, done.stdout[-3000:] + done.stderr[-5000:]
-        return json.loads(lines[-1].removeprefix(MARK))
+        return json.loads(lines[-1].removeprefix(MARK))["answers"]
 
     return run
 

@@ -21,8 +21,12 @@ def main() -> None:
         [{"ids": a["output_ids"], "cycles": a["meta_info"].get("spec_verify_ct")} for a in batch]
         for batch in results
     ]
+    streamed = [
+        [list(chunk["output_ids"]) for chunk in engine.generate(**request, stream=True)]
+        for request in job.get("streams", [])
+    ]
     engine.shutdown()
-    print(MARK + json.dumps(answers))  # noqa: T201
+    print(MARK + json.dumps({"answers": answers, "streams": streamed}))  # noqa: T201
 
 
 if __name__ == "__main__":

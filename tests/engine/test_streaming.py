@@ -1,0 +1,93 @@
+"""One engine as a user sees it: a cut map, streamed answers, and what the log says about memory."""
+
+import dataclasses
+import itertools
+import json
+
+import pytest
+import torch
+
+from tests.engine.chain_model import HIDDEN, make_chain_model
+from tests.engine.conftest import ENGINE, engine_process
+from tests.engine.run_engine import MARK
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+SIZE, STEPS, TOKENS = 192, 3, 30
+END_OF_TEXT = 1  # the model's eos_token_id: always drafted over
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory, monkeypatch_module):
+    folder = tmp_path_factory.mktemp("streaming")
+    chain = make_chain_model(folder, hot_share=0.7, tied=True, seed=40)
+    # In rank order the file holds the highest ids first.
+    ranked = [i for i in torch.load(chain.token_map) if i != END_OF_TEXT]
+    torch.save(ranked, chain.token_map)
+    monkeypatch_module.setenv("FRSPEC_CONFIG", json.dumps({"map_size": SIZE}))
+    engine = ENGINE | {
+        "model_path": str(chain.target),
+        "speculative_draft_model_path": str(chain.draft),
+        "speculative_algorithm": "FRSPEC",
+        "speculative_token_map": str(chain.token_map),
+        "speculative_num_steps": STEPS,
+        "speculative_eagle_topk": 2,
+        "speculative_num_draft_tokens": 7,
+    }
+    prompt = chain.order[20:25].tolist()
+    sampling = {"max_new_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    hot = torch.zeros_like(chain.hot)
+    hot[ranked[: SIZE - 1]] = True
+    hot[END_OF_TEXT] = True
+    chain = dataclasses.replace(chain, hot=hot)
+    stop = chain.continuation(prompt[-1], _inside_a_cycle(chain, prompt[-1]))[-1]
+    stopping = sampling | {"ignore_eos": False, "stop_token_ids": [stop]}
+    streams = [
+        {"input_ids": prompt, "sampling_params": sampling},
+        {"input_ids": prompt, "sampling_params": stopping},
+    ]
+    job = {"engine": engine, "sampling": sampling, "batches": [], "streams": streams}
+    done = engine_process(job, folder / "job")
+    lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    assert lines, done.stdout[-3000:] + done.stderr[-5000:]
+    streamed = json.loads(lines[-1].removeprefix(MARK))["streams"]
+    return chain, prompt, streamed, done.stderr + done.stdout
+
+
+def _inside_a_cycle(chain, token):
+    """How many tokens have come when all but one of a cycle of three or more have."""
+    cycles = chain.cycle_lengths(token, TOKENS, STEPS)
+    first = next(i for i, length in enumerate(cycles) if length >= 3)
+    return 1 + sum(cycles[:first]) + cycles[first] - 1
+
+
+@pytest.fixture(scope="module")
+def monkeypatch_module():
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+def test_each_cycle_is_streamed_as_it_ends(outcome):
+    chain, prompt, (chunks, _), _ = outcome
+    expected = chain.continuation(prompt[-1], TOKENS)
+    lengths = list(itertools.accumulate([1, *chain.cycle_lengths(prompt[-1], TOKENS, STEPS)]))
+    assert len(set(lengths)) > 10
+    assert chunks == [expected[:length] for length in lengths]
+
+
+def test_a_stop_inside_a_cycle_ends_the_answer_there(outcome):
+    chain, prompt, (_, chunks), _ = outcome
+    assert chunks[-1] == chain.continuation(prompt[-1], _inside_a_cycle(chain, prompt[-1]))
+
+
+def test_the_head_is_gathered_before_the_pool_is_sized(outcome):
+    log = outcome[3]
+    head = log.index(f"FRSPEC draft head: {SIZE} x {HIDDEN}")
+    assert head < log.index("KV Cache is allocated")
+    assert log.count("FRSPEC draft head") == 1
+
+
+def test_what_the_map_lacked_is_said(outcome):
+    log = outcome[3]
+    assert f"FRSPEC drafts over {SIZE} of 512 tokens" in log
+    assert f"turn, special tokens): {END_OF_TEXT}." in log
