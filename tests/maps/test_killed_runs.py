@@ -116,3 +116,23 @@ def test_a_dead_worker_is_reported(model_dir, many_documents, tmp_path, monkeypa
 
 def die(documents):
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_has_tokenized_in_parallel_can_still_fork_workers(
+    model_dir, many_documents, tmp_path
+):
+    # The threads of the tokenizer's pool do not survive a fork; a worker must not wait for them.
+    code = (
+        "import sys\n"
+        "from tokenizers import Tokenizer\n"
+        "from sgl_frspec import cli\n"
+        "tokenizer = Tokenizer.from_file(sys.argv[1] + '/tokenizer.json')\n"
+        "tokenizer.encode_batch_fast(['the cat sat'] * 200)\n"
+        "sys.exit(cli.main(sys.argv[2:]))\n"
+    )
+    output = tmp_path / "m.safetensors"
+    argv = ["rank", "--tokenizer", str(model_dir), "--workers", "2", "-o", str(output)]
+    command = [sys.executable, "-c", code, str(model_dir), *argv, str(many_documents)]
+    run = subprocess.run(command, capture_output=True, timeout=60)
+    assert run.returncode == 0, run.stderr.decode()
+    assert output.exists()

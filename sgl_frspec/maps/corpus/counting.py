@@ -135,7 +135,9 @@ _counter: DocumentCounter
 def _start_worker(counter: DocumentCounter, parent: int) -> None:
     global _counter
     _counter = counter
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # One thread of the tokenizer's own pool is an eighth faster than its path without a pool. Where
+    # the parent's pool has run, threads that the fork lost, tokenizers takes that path by itself.
+    os.environ["RAYON_NUM_THREADS"] = "1"
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
