@@ -31,18 +31,26 @@ class TreeAttentionConfig:
     merge_block_s: int = 16  # parts that a merge program reads at once
 
 
-def launch_config(rows: int, head_dim: int, batch: int = 1) -> TreeAttentionConfig:
+BACKEND = "cuda" if torch.version.hip is None else "hip"
+
+
+def launch_config(
+    rows: int, head_dim: int, batch: int = 1, backend: str = BACKEND
+) -> TreeAttentionConfig:
     """Configuration for ``rows`` = nodes x (query heads / KV heads) of the largest request.
 
     Measured on an H200 at head dim 128 (docs/measurements.md, "Tree attention"). Two programs an
     SM hide each other's latencies, but leave twice the parts to merge: worth it for several
-    requests, not for one. Wide heads follow from what fits the registers; they were not swept.
+    requests, not for one. Wide heads, and the 64 KB of shared memory of AMD's GPUs, take what fits
+    without spills; they were not timed.
     """
     if head_dim > 128:
-        return TreeAttentionConfig(128, 64, 8, 2, 1, prefetch=True)
+        shape = (64, 32, 8, 2) if backend == "hip" else (128, 64, 8, 2)
+        return TreeAttentionConfig(*shape, programs_per_sm=1, prefetch=True)
+    stages = 2 if backend == "hip" else 3
     if rows <= 64:
-        return TreeAttentionConfig(64, 64, 4, 3, 1 if batch == 1 else 2, prefetch=True)
-    return TreeAttentionConfig(128, 64, 8, 3, 1, prefetch=True)
+        return TreeAttentionConfig(64, 64, 4, stages, 1 if batch == 1 else 2, prefetch=True)
+    return TreeAttentionConfig(128, 64, 8, stages, 1, prefetch=True)
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,11 @@ def _multiprocessors(index: int | None) -> int:
     return torch.cuda.get_device_properties(index).multi_processor_count
 
 
+GROUP_32_OVER_8 = 4  # query heads of a KV head: Llama-3-8B's
+OPTIONS = {"HAS_SINKS": False, "STORE_LSE": False, "WINDOW_LEFT": -1, "BLOCK_B": 1}
+PLAN = ("kv_indptr_ptr", "qo_indptr_ptr", "key_indptr_ptr")
+
+
 def compile_specs() -> list[CompileSpec]:
     """Every configuration at every head dim; options and types at head dim 128."""
     shapes = [(rows, dim) for dim in (64, 96, 128, 256) for rows in (64, 240)]
@@ -88,15 +101,11 @@ def compile_specs() -> list[CompileSpec]:
             _split_spec(config, 128, WINDOW_LEFT=4095, HAS_SINKS=True, STORE_LSE=True),
             _split_spec(config, 128, HAS_CAP=True, BLOCK_B=32),
         ]
+    specs += [_split_spec(launch_config(*shape, 1, "hip"), shape[1]) for shape in shapes]
     config = launch_config(64, 128)
     specs += [_merge_spec(config, dim, BLOCK_B=1) for dim in (64, 96, 128, 256)]
     specs.append(_merge_spec(config, 128, BLOCK_B=32, HAS_SINKS=True, STORE_LSE=True))
     return specs
-
-
-GROUP_32_OVER_8 = 4  # query heads of a KV head: Llama-3-8B's
-OPTIONS = {"HAS_SINKS": False, "STORE_LSE": False, "WINDOW_LEFT": -1, "BLOCK_B": 1}
-PLAN = ("kv_indptr_ptr", "qo_indptr_ptr", "key_indptr_ptr")
 
 
 def _common_spec(config: TreeAttentionConfig, dim: int, options: dict[str, Any]) -> dict[str, Any]:
