@@ -41,7 +41,7 @@ def test_known_tokens_and_known_cycles(run_engine, tmp_path, top_k, nodes):
 
 def test_output_does_not_depend_on_speculation(run_engine, tmp_path):
     """Attention decides tokens here, drafts are often wrong, and prefixes repeat."""
-    chain = make_chain_model(tmp_path, hot_share=0.5, context=0.5, noise=0.08, seed=7)
+    chain = make_chain_model(tmp_path, hot_share=0.5, context=0.6, noise=0.08, seed=12)
     # The second batch finds its prompts, and what was generated after them, in the prefix cache.
     prompts = prompts_at(chain, [0, 50, 150, 250, 400])
     repeated = [[*prompts[3], 9], prompts[3], [*prompts[1], 3]]
@@ -56,4 +56,10 @@ def test_output_does_not_depend_on_speculation(run_engine, tmp_path):
     cycles = [a["cycles"] for batch in drafted for a in batch]
     # Neither always right nor always wrong: both acceptance and rejection are exercised.
     assert 1.3 < TOKENS * len(cycles) / sum(cycles) < 3, cycles
-    assert all(len(set(ids)) > 10 for batch in expected for ids in batch)
+    outputs = [ids for batch in expected for ids in batch]
+    # One prompt runs into a token that repeats itself; what follows from the others varies.
+    assert sum(len(set(ids)) > 10 for ids in outputs) >= 7
+    # Attention led away from the chain, which a draft without attention cannot know.
+    places = torch.argsort(chain.order)
+    steps = torch.tensor(outputs).apply_(lambda token: int(places[token])).diff()
+    assert int((steps % len(chain.order) != 1).sum()) > 30
