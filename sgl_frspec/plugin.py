@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_RELEASES = f"releases {' to '.join(SUPPORTED)}"
 _ADD_CLI_ARGS = "sglang.srt.server_args.ServerArgs.add_cli_args"
 
 
@@ -28,10 +29,11 @@ def register() -> None:
     tree = installed_tree()
     drifts = check_contract(tree, cpu_engine=cpu_engine.is_enabled()) if tree else []
     if drifts:
+        cpu_only = all(drift.need.cpu_only for drift in drifts)
         logger.error(
-            "FRSPEC is not available: this SGLang differs from the supported releases %s in %s"
+            "FRSPEC is not available: this SGLang differs from the supported %s in %s"
             " (`frspec check` lists everything)",
-            " to ".join(SUPPORTED),
+            f"release of the CPU engine, {SUPPORTED[1]}," if cpu_only else _RELEASES,
             "; ".join(map(str, drifts[:3])),
         )
         return

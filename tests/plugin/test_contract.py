@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sgl_frspec import plugin
 from sgl_frspec.contract import NEEDS, SUPPORTED
 from sgl_frspec.contract_check import check_contract, installed_tree, problem
 from sgl_frspec.source_tree import SourceTree
@@ -192,3 +193,12 @@ def test_a_drifted_sglang_loads_without_frspec_and_says_why(shadow):
     [line] = [line for line in done.stderr.splitlines() if "FRSPEC" in line]
     assert message in line
     assert all(version in line for version in SUPPORTED)
+
+
+def test_an_older_sglang_with_the_cpu_engine_is_told_which_it_needs(oldest, monkeypatch, caplog):
+    monkeypatch.setattr(plugin, "installed_tree", lambda: oldest)
+    monkeypatch.setattr(plugin.cpu_engine, "is_enabled", lambda: True)
+    plugin.register()
+    [line] = caplog.messages
+    assert f"release of the CPU engine, {SUPPORTED[1]}, in " in line
+    assert "sglang.srt.runtime_context.attention_backends is missing" in line
