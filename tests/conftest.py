@@ -1,7 +1,13 @@
-"""What every test gets: a fixed seed, and GPU tests skipped where there is no GPU."""
+"""What every test gets: a fixed seed; without a GPU, Triton's interpreter and no GPU tests."""
+
+import os
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # Read when triton is imported, which any test module may do: before all of them.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(autouse=True)
