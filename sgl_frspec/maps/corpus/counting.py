@@ -14,8 +14,6 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import NamedTuple
 
-import numpy as np
-
 from sgl_frspec.maps.corpus.checkpoint import Checkpoint, Tally
 from sgl_frspec.maps.corpus.counter import DocumentCounter
 from sgl_frspec.maps.corpus.documents import Document
@@ -155,8 +153,3 @@ def _count(documents: list[Document]) -> tuple[Ids, Ids]:
 def worker_count() -> int:
     """Processes that may run at once on this machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def total_counts(tally: Tally) -> Ids:
-    """The counts of all sources added up, int64 ``[V]``."""
-    return np.stack(tally.counts).sum(axis=0)
