@@ -6,9 +6,9 @@ import triton
 import triton.language as tl
 
 from .pdl import wait_for_previous
-from .primitives import LOWEST_KEY, key_token_id, score_order, sortable_key
+from .primitives import LOWEST_KEY, MAX_TOKEN_ID, key_token_id, score_order, sortable_key
 
-LOWEST_ORDER = tl.constexpr(-(2**31))
+NAN_LEAD = tl.constexpr(2**30)  # above every token id
 
 
 @triton.jit
@@ -22,21 +22,29 @@ def argmax_kernel(
     BLOCK: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
-    """Program (t, p): the sortable key of the largest logit of row t among slice p."""
+    """Program (t, p): the sortable key of the largest logit of row t among slice p.
+
+    The maximum first, then the smallest id that has it: two short reductions of a block that stays
+    in registers, cheaper than carrying ids along. A NaN stands in as +inf whose id counts
+    ``NAN_LEAD`` less, so that it beats every number.
+    """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wait_for_previous(USE_PDL)
     lane = tl.arange(0, BLOCK)
-    best = tl.full([BLOCK], LOWEST_ORDER, tl.int32)
-    best_id = lane * 0
+    best = tl.full([], LOWEST_KEY, tl.int64)
     for start in range(part * SLICE, part * SLICE + SLICE, BLOCK):
-        token = start + lane
+        token = start + lane  # the slice begins below V, so lanes from V on never have the least id
         at = logits_ptr + row * stride_logits + token
         logit = tl.load(at, mask=token < V, other=float("-inf")).to(tl.float32)
-        order = score_order(logit)
-        better = (order > best) & (token < V)  # strict: a lane keeps its smallest id
-        best = tl.where(better, order, best)
-        best_id = tl.where(better, token, best_id)
-    tl.store(keys_ptr + row * P + part, tl.max(sortable_key(best, best_id), axis=0))
+        unordered = logit != logit
+        score = tl.where(unordered, float("inf"), logit)
+        top = tl.max(score, axis=0)
+        claim = tl.where(unordered, token - NAN_LEAD, token)
+        winner = tl.min(tl.where(score == top, claim, NAN_LEAD), axis=0)
+        order = tl.where(winner < 0, MAX_TOKEN_ID, score_order(top))
+        winner = tl.where(winner < 0, winner + NAN_LEAD, winner)
+        best = tl.maximum(best, sortable_key(order, winner))
+    tl.store(keys_ptr + row * P + part, best)
 
 
 @triton.jit

@@ -144,6 +144,8 @@ def build_tree_kernel(
     MASK_KIND: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,  # at least N - 1
+    BLOCK_PARENTS: tl.constexpr,
     BLOCK_W: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
@@ -157,18 +159,24 @@ def build_tree_kernel(
     real = candidate < C
     score = tl.load(scores_ptr + request * C + candidate, mask=real, other=0.0)
     token = tl.load(candidate_tokens_ptr + request * C + candidate, mask=real, other=0)
+    # Early, so that all that comes from memory is waited for once.
+    entry = tl.arange(0, BLOCK_PARENTS)
+    entries_at = candidate_parents_ptr + request * PARENTS + entry
+    parent_of_beam = tl.load(entries_at, mask=entry < PARENTS, other=0).to(tl.int32)
+    root_token = tl.load(root_tokens_ptr + request).to(tl.int64)
+    seq_len = tl.load(seq_lens_ptr + request).to(tl.int64)
     beyond = tl.maximum(candidate - K, 0)
     step = tl.where(candidate < K, 0, beyond // (K * K) + 1)
     place = tl.where(candidate < K, candidate, beyond % (K * K))
     keys = tl.where(real, candidate_key(score, step, token, place), LOWEST_KEY)
-    ordered = tl.sort(keys, descending=True)
-    worst = tl.max(tl.where(candidate == N - 2, ordered, LOWEST_KEY), axis=0)
+    best = tl.topk(keys, BLOCK_K)
+    worst = tl.max(tl.where(tl.arange(0, BLOCK_K) == N - 2, best, LOWEST_KEY), axis=0)
     chosen = real & (keys >= worst)
     node_of = tl.cumsum(chosen.to(tl.int32), axis=0)  # the root is node 0
     chosen = chosen & (node_of < N)
     tl.store(selected_ptr + request * (N - 1) + node_of - 1, candidate.to(tl.int64), mask=chosen)
     tl.store(tokens_ptr + request * N + node_of, token, mask=chosen)
-    tl.store(tokens_ptr + request * N, tl.load(root_tokens_ptr + request).to(tl.int64))
+    tl.store(tokens_ptr + request * N, root_token)
 
     node = tl.arange(0, BLOCK_N)
     at = request * N + node
@@ -178,11 +186,9 @@ def build_tree_kernel(
     tl.debug_barrier()  # selected is read, next_token written again, by other threads
     mine = tl.load(selected_ptr + request * (N - 1) + node - 1, mask=drafted, other=0).to(tl.int32)
     deeper = drafted & (mine >= K)
-    parents_at = candidate_parents_ptr + request * PARENTS + mine // K
-    parent_candidate = tl.load(parents_at, mask=deeper, other=0).to(tl.int32)
+    parent_candidate = tl.maximum(tl.gather(parent_of_beam, tl.maximum(mine, 0) // K, 0), 0)
     parent = tl.where(deeper, tl.gather(node_of, parent_candidate, 0), tl.where(drafted, 0, -1))
     depth = tl.where(deeper, (mine - K) // (K * K) + 2, tl.where(drafted, 1, 0))
-    seq_len = tl.load(seq_lens_ptr + request).to(tl.int64)
     tl.store(parents_ptr + at, parent, mask=inside)
     tl.store(depths_ptr + at, depth, mask=inside)
     tl.store(positions_ptr + at, seq_len + depth, mask=inside)

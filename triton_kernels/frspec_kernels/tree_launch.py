@@ -10,7 +10,7 @@ from .tree_args import TreeShape
 from .tree_kernels import build_tree_kernel, grow_tree_kernel
 
 WARP = 32
-ARGMAX_BLOCK = 4096
+ARGMAX_BLOCK = 8192
 ARGMAX_PROGRAMS = 1056  # eight for each of an H200's 132 SMs, to keep enough loads in flight
 ARGMAX_MAX_PARTS = 32
 BLOCK_H = 2048
@@ -65,10 +65,12 @@ def grow_constexprs(shape: TreeShape, step: int) -> dict[str, int | bool]:
 
 def build_constexprs(shape: TreeShape) -> dict[str, int]:
     """Compile-time sizes of the build."""
+    block_c, block_n = block_of(shape.candidates), block_of(shape.nodes)
     return {
         "K": shape.top_k, "STEPS": shape.steps, "C": shape.candidates, "PARENTS": shape.parents,
-        "N": shape.nodes, "W": shape.words, "BLOCK_C": block_of(shape.candidates),
-        "BLOCK_N": block_of(shape.nodes), "BLOCK_W": next_power_of_2(shape.words),
+        "N": shape.nodes, "W": shape.words, "BLOCK_C": block_c, "BLOCK_N": block_n,
+        "BLOCK_K": min(block_c, block_n), "BLOCK_PARENTS": block_of(shape.parents),
+        "BLOCK_W": next_power_of_2(shape.words),
     }  # fmt: skip
 
 
