@@ -10,6 +10,7 @@ import sys
 
 COMMANDS = {
     "cross-compile": "compile every shipped kernel for four GPUs, none needed; refuse spills",
+    "serve": "start real servers without and with speculation, and compare their rounds",
     "kernels": "check every operation against fp64, then time it beside its alternatives",
     "tree-launches": "count the kernels that a round's tree bookkeeping launches",
     "tune": "time the launch configurations of an operation, print rows for its table",

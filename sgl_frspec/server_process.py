@@ -93,7 +93,7 @@ class ServerProcess:
     def stop(self) -> None:
         """End the whole process group: first politely, then not. Safe to call again."""
         for sign in (signal.SIGTERM, signal.SIGKILL):
-            if not self._members():
+            if not self.processes():
                 break
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, sign)
@@ -108,7 +108,7 @@ class ServerProcess:
         except (urllib.error.URLError, OSError):
             return False
 
-    def _members(self) -> list[int]:
+    def processes(self) -> list[int]:
         """Processes of the group that still run. Ended ones that nobody reaped do not count."""
         self._process.poll()
         members = []
@@ -121,7 +121,7 @@ class ServerProcess:
 
     def _wait_for_end(self, seconds: float) -> None:
         end = time.monotonic() + seconds
-        while time.monotonic() < end and self._members():
+        while time.monotonic() < end and self.processes():
             time.sleep(0.05)
 
     def __enter__(self) -> "ServerProcess":

@@ -1,0 +1,187 @@
+"""One comparison: servers of one model and tree, measured under one workload after the other."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from bench.serving import client, trace
+from bench.serving.measure import Lengths, Sample, take_turns
+from bench.serving.prompts import Prompts, Workload
+from bench.serving.rows import Row, summary
+from bench.serving.servers import Fleet, Say, Server, Settings, running
+from bench.serving.variants import Variant
+
+PROFILED_ROUNDS = 40
+# An idle server polls a few times a second; one that spins takes a core.
+IDLE_CORES = 0.5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to compare.
+
+    Attributes:
+        run: names the run in the rows.
+        shape: names the model in the rows.
+        side_by_side: all servers run at once and take turns; else each turn starts its server.
+        profiled: workloads whose rounds are traced after they have been timed.
+        deadline: ``time.monotonic()`` after which no workload begins.
+    """
+
+    run: str
+    shape: str
+    settings: Settings
+    variants: Sequence[Variant]
+    workloads: Sequence[Workload]
+    prompts: Prompts
+    lengths: Lengths
+    alternations: int
+    side_by_side: bool
+    profiled: Sequence[Workload]
+    deadline: float
+    traces: Path
+
+
+@dataclass
+class _Record:
+    """What is known of one variant."""
+
+    samples: dict[Workload, list[Sample]] = field(default_factory=dict)
+    profiles: dict[Workload, trace.RoundProfile] = field(default_factory=dict)
+    starts: list[float] = field(default_factory=list)
+    kv_tokens: int = 0
+
+
+class Comparison:
+    """Runs a plan; ``failures`` and ``undone`` say afterwards what there are no rows of."""
+
+    def __init__(self, plan: Plan, say: Say) -> None:
+        self._plan, self._say = plan, say
+        self._records = {variant.name: _Record() for variant in plan.variants}
+        self.failures: dict[str, str] = {}
+        self.undone: list[Workload] = []
+
+    def cases(self) -> Iterator[list[Row]]:
+        """The rows of each workload, as soon as they are complete."""
+        if self._plan.side_by_side:
+            yield from self._side_by_side()
+        else:
+            yield from self._in_turn()
+
+    def _side_by_side(self) -> Iterator[list[Row]]:
+        with running(self._plan.variants, self._plan.settings, self._say) as fleet:
+            self._know(fleet)
+            if fleet.servers:
+                self._check_idle(fleet)
+            for workload in self._plan.workloads:
+                if fleet.servers and self._begins(workload, fleet):
+                    self._measure(fleet, workload, self._plan.alternations)
+                    yield self._rows(workload)
+
+    def _in_turn(self) -> Iterator[list[Row]]:
+        for _ in range(self._plan.alternations):
+            for variant in self._plan.variants:
+                if time.monotonic() > self._plan.deadline or variant.name in self.failures:
+                    continue
+                with running([variant], self._plan.settings, self._say) as fleet:
+                    self._know(fleet)
+                    for workload in self._plan.workloads:
+                        if fleet.servers and self._begins(workload, fleet):
+                            self._measure(fleet, workload, 1)
+        for workload in self._plan.workloads:
+            if rows := self._rows(workload):
+                yield rows
+
+    def _know(self, fleet: Fleet) -> None:
+        self.failures |= fleet.failures
+        for server in fleet.servers:
+            record = self._records[server.variant.name]
+            record.starts.append(server.start_seconds)
+            record.kv_tokens = server.kv_tokens
+
+    def _check_idle(self, fleet: Fleet) -> None:
+        cores = fleet.idle_cores()
+        state = "idle" if cores < IDLE_CORES * len(fleet.servers) else "NOT IDLE"
+        self._say(f"servers between requests: {cores:.2f} processor cores in all, {state}")
+
+    def _begins(self, workload: Workload, fleet: Fleet) -> bool:
+        plan, tree = self._plan, self._plan.settings.tree
+        longest = plan.lengths.long
+        if workload in plan.profiled:
+            longest = max(longest, trace.answer_tokens(PROFILED_ROUNDS))
+        needed = workload.kv_tokens(longest, tree.nodes, tree.top_k, tree.steps)
+        smallest = min(server.kv_tokens for server in fleet.servers)
+        reason = ""
+        if time.monotonic() > plan.deadline:
+            reason = "time limit"
+        elif needed > smallest:
+            reason = f"needs {needed:,} tokens of KV cache, a server has {smallest:,}"
+        if reason:
+            self._say(f"batch {workload.batch}, context {workload.context:,} left out: {reason}")
+            if workload not in self.undone:
+                self.undone.append(workload)
+        return not reason
+
+    def _measure(self, fleet: Fleet, workload: Workload, alternations: int) -> None:
+        plan = self._plan
+        taken = take_turns(
+            fleet.servers, workload, plan.prompts, plan.lengths, alternations, self._say
+        )
+        for server in list(fleet.servers):
+            record = self._records[server.variant.name]
+            samples = taken[server.variant.name]
+            record.samples.setdefault(workload, []).extend(samples)
+            if len(samples) < alternations:
+                fleet.servers.remove(server)
+                self.failures[server.variant.name] = server.process.log_tail()
+            elif workload in plan.profiled and workload not in record.profiles:
+                self._profile(server, workload, record)
+
+    def _profile(self, server: Server, workload: Workload, record: _Record) -> None:
+        folder = self._plan.traces / server.variant.name
+        texts = self._plan.prompts.of(workload)
+        try:
+            profile = trace.profile(server, texts, folder, PROFILED_ROUNDS)
+            record.profiles[workload] = profile
+        except (trace.TraceError, client.RequestFailedError) as error:
+            self._say(f"{server.variant.name}: no profile: {error}")
+
+    def _rows(self, workload: Workload) -> list[Row]:
+        rows = []
+        for variant in self._plan.variants:
+            record = self._records[variant.name]
+            if samples := record.samples.get(workload):
+                row = self._row(variant, workload, record, samples)
+                if workload in record.profiles:
+                    row.add_profile(record.profiles[workload])
+                rows.append(row)
+        return rows
+
+    def _row(
+        self, variant: Variant, workload: Workload, record: _Record, samples: list[Sample]
+    ) -> Row:
+        plan, settings = self._plan, self._plan.settings
+        expected = None
+        if variant.speculates:
+            expected = plan.prompts.expected_accept(
+                workload, plan.lengths.long, settings.tree.steps, variant.mapped
+            )
+        return Row(
+            run=plan.run,
+            shape=plan.shape,
+            tree=str(settings.tree),
+            variant=variant.name,
+            base=variant.base,
+            backend=variant.backend or settings.backend,
+            flags=" ".join((*settings.flags, *variant.flags)),
+            batch=workload.batch,
+            context=workload.context,
+            expected_accept=expected,
+            requests=2 * workload.batch * len(samples),
+            start_s=round(median(record.starts), 1),
+            kv_tokens=record.kv_tokens,
+            kv_capped=settings.start_together or not settings.gpu,
+            **summary(samples),
+        )

@@ -1,0 +1,177 @@
+"""Kernels, launches and idle time of a decode round, from a trace of SGLang's profile endpoint."""
+
+import gzip
+import itertools
+import json
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.serving import client
+from bench.serving.servers import Server
+
+_ON_GPU = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
+_ON_HOST = frozenset(("cuda_runtime", "cuda_driver"))
+_TRACE_SECONDS = 60.0
+Event = dict[str, Any]
+
+
+class TraceError(RuntimeError):
+    """No trace, or none of decode rounds."""
+
+
+@dataclass(frozen=True)
+class RoundProfile:
+    """One decode round, averaged over the rounds of a trace.
+
+    Attributes:
+        rounds: how many were averaged.
+        busy_ms: time in which at least one kernel or copy ran.
+        traced_ms: a round's length while it was traced; tracing slows the host.
+        kernels: kernels, copies and fills that ran, in graphs or not.
+        graphs: graph launches.
+        launches: kernel launches outside graphs.
+        copies: copies and fills issued outside graphs.
+        waits: host calls that wait for the GPU.
+        by_kernel: name to (times a round, µs a round), the longest first.
+    """
+
+    rounds: int
+    busy_ms: float
+    traced_ms: float
+    kernels: float
+    graphs: float
+    launches: float
+    copies: float
+    waits: float
+    by_kernel: dict[str, tuple[float, float]]
+
+
+def profile(
+    server: Server, texts: Sequence[Sequence[int]], folder: Path, rounds: int
+) -> RoundProfile:
+    """Trace ``rounds`` decode rounds of a batch that the server is generating for.
+
+    Raises:
+        TraceError: no trace came, or no round can be made out in it.
+        RequestFailedError: the server failed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    errors: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            client.generate(server.url, texts, answer_tokens(rounds))
+        except client.RequestFailedError as error:
+            errors.append(error)
+
+    request = threading.Thread(target=ask)
+    request.start()
+    time.sleep(0.3)  # the prefill, most of which is cached, is over
+    body = {"output_dir": str(folder.absolute()), "num_steps": rounds, "activities": ["GPU"]}
+    client.post(server.url, "/start_profile", body | {"with_stack": False}, timeout=60)
+    request.join()
+    if errors:
+        raise errors[0]
+    return analyse(_events(_newest_trace(folder)), rounds)
+
+
+def answer_tokens(rounds: int) -> int:
+    """Tokens of answers that last for the traced rounds, and for those before the trace begins."""
+    return 16 * rounds
+
+
+def _newest_trace(folder: Path) -> Path:
+    end = time.monotonic() + _TRACE_SECONDS
+    while time.monotonic() < end:
+        traces = sorted(folder.rglob("*.trace.json.gz"), key=lambda path: path.stat().st_mtime)
+        if traces and _is_complete(traces[-1]):
+            return traces[-1]
+        time.sleep(0.5)
+    raise TraceError(f"no trace in {folder} after {_TRACE_SECONDS:.0f} s")
+
+
+def _is_complete(path: Path) -> bool:
+    size = path.stat().st_size
+    time.sleep(0.5)
+    return 0 < size == path.stat().st_size
+
+
+def _events(path: Path) -> list[Event]:
+    with gzip.open(path, "rt", encoding="utf-8", errors="replace") as file:
+        return json.load(file)["traceEvents"]
+
+
+def analyse(events: Iterable[Event], rounds: int) -> RoundProfile:
+    """Average a trace of about ``rounds`` decode rounds.
+
+    The window goes from the first to the last run of a kernel that runs once a round, so it holds
+    whole rounds.
+
+    Raises:
+        TraceError: no kernel recurs once a round.
+    """
+    events = list(events)
+    gpu = sorted((e for e in events if e.get("cat") in _ON_GPU), key=lambda e: e["ts"])
+    start, end, count = _window(gpu, rounds)
+    inside = [e for e in gpu if start <= e["ts"] < end]
+    calls = Counter(
+        e["name"] for e in events if e.get("cat") in _ON_HOST and start <= e["ts"] < end
+    )
+    by_kernel: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for event in inside:
+        by_kernel[event["name"]][0] += 1 / count
+        by_kernel[event["name"]][1] += event["dur"] / count
+    longest = sorted(by_kernel.items(), key=lambda item: -item[1][1])
+    return RoundProfile(
+        rounds=count,
+        busy_ms=_busy_us(inside) / count / 1e3,
+        traced_ms=(end - start) / count / 1e3,
+        kernels=len(inside) / count,
+        graphs=_sum(calls, "GraphLaunch") / count,
+        launches=_sum(calls, "LaunchKernel") / count,
+        copies=_sum(calls, "Memcpy", "Memset") / count,
+        waits=_sum(calls, "Synchronize") / count,
+        by_kernel={name: (times, us) for name, (times, us) in longest},
+    )
+
+
+def _sum(calls: Counter[str], *parts: str) -> int:
+    return sum(count for name, count in calls.items() if any(part in name for part in parts))
+
+
+def _busy_us(events: Sequence[Event]) -> float:
+    busy = until = 0.0
+    for event in events:
+        begin, finish = max(event["ts"], until), event["ts"] + event["dur"]
+        if finish > begin:
+            busy += finish - begin
+            until = finish
+    return busy
+
+
+def _window(gpu: Sequence[Event], rounds: int) -> tuple[float, float, int]:
+    """Begin, end and number of whole rounds, by the most regular kernel that recurs each round."""
+    places: dict[str, list[float]] = defaultdict(list)
+    for event in gpu:
+        places[event["name"]].append(event["ts"])
+    best: tuple[float, list[float]] | None = None
+    for times in places.values():
+        if abs(len(times) - rounds) > max(1, rounds // 10) or len(times) < 3:
+            continue
+        gaps = [b - a for a, b in itertools.pairwise(times)]
+        mean = sum(gaps) / len(gaps)
+        spread = max(abs(gap - mean) for gap in gaps) / mean
+        if best is None or spread < best[0]:
+            best = spread, times
+    if best is None:
+        raise TraceError(
+            f"no kernel runs about {rounds} times in a trace of {len(gpu)} GPU events: not one"
+            " decode round after the other"
+        )
+    times = best[1]
+    return times[0], times[-1], len(times) - 1
