@@ -102,22 +102,6 @@ def extract_best(keys, rounds, K: tl.constexpr, K_PAD: tl.constexpr):
 
 
 @triton.jit
-def insert_best(best, keys):
-    """The K largest of ``best`` (from :func:`extract_best`) and the distinct ``keys``, unordered.
-
-    A round moves one key; the rounds stop when no key left beats the worst of the best.
-    """
-    worst = tl.min(best, axis=0)
-    top = tl.max(keys, axis=0)
-    while top > worst:
-        best = tl.where(best == worst, top, best)
-        keys = tl.where(keys == top, LOWEST_KEY, keys)
-        worst = tl.min(best, axis=0)
-        top = tl.max(keys, axis=0)
-    return best
-
-
-@triton.jit
 def descending_rank(keys):
     """[N] position of each of the distinct ``keys`` [N] in descending order."""
     return tl.sum((keys[None, :] > keys[:, None]).to(tl.int32), axis=1)

@@ -70,13 +70,18 @@ def block_rows(rows: int) -> int:
     return min(max(next_power_of_2(rows), 16), 64)
 
 
-def merge_warps(keys: int, candidates: int = 0) -> int:
-    """Warps of a merge of ``keys`` bests and ``candidates`` scores: as few as hold them.
+def merge_warps(keys: int) -> int:
+    """Warps of a merge of ``keys`` bests: as few as hold them.
 
     A round over the keys takes a warp 71 instructions; several warps would wait for each other six
     times a round.
     """
-    return min(max(keys // 1024, candidates // 2048, 1), 16)
+    return min(max(keys // 1024, 1), 16)
+
+
+def merge_chunk(block_v: int, k_pad: int, warps: int) -> int:
+    """Scores of each of ``k_pad`` slices that ``warps`` warps hold in registers together."""
+    return max(1, min(block_v, 2048 * warps // k_pad))
 
 
 def next_power_of_2(n: int) -> int:
@@ -174,10 +179,12 @@ def run_slice_merge(
     block_p, k_pad = next_power_of_2(parts), next_power_of_2(k)
     block_v = 1 if scores is None else scores.shape[2]
     probs, token_ids, lse = out or (None, None, None)
+    warps = merge_warps(block_p)
     merge_slices_kernel[(rows,)](
         scores, bests, inputs.token_ids, probs, token_ids, lse, merged, inputs.vocab, parts, k,
-        K=k, K_PAD=k_pad, BLOCK_P=block_p, BLOCK_V=block_v, LOG_PROBS=log_probs,
-        num_warps=merge_warps(block_p, k_pad * block_v), **pdl_options(bests.device),
+        K=k, K_PAD=k_pad, BLOCK_P=block_p, BLOCK_V=block_v,
+        BLOCK_C=merge_chunk(block_v, k_pad, warps), LOG_PROBS=log_probs,
+        num_warps=warps, **pdl_options(bests.device),
     )  # fmt: skip
 
 

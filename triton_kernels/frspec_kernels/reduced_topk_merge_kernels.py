@@ -18,7 +18,6 @@ from frspec_kernels.primitives import (
     descending_rank,
     extract_best,
     finite_maximum,
-    insert_best,
     key_score,
     key_token_id,
     order_score,
@@ -71,19 +70,73 @@ def _merge_softmax_states(packed, mask):
 
 
 @triton.jit
-def _insert_candidates(best, scores, offs_v, mask_v, vocab_ids_ptr, K: tl.constexpr):
-    """Move the scores that beat some of ``best`` [K_PAD] into it; the new best and their ranks.
+def _crowded(
+    scores_ptr,  # [P, BLOCK_V] float32: of one row
+    places,  # [K_PAD] slices, -1 for none
+    threshold,
+    V,
+    BLOCK_V: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """[K_PAD] whether two scores of a slice are not below ``threshold``; a NaN is not."""
+    taken = places[:, None] >= 0
+    first = tl.full([places.shape[0]], BLOCK_V, tl.int32)
+    last = tl.full([places.shape[0]], -1, tl.int32)
+    for start in range(0, BLOCK_V, BLOCK_C):
+        columns = (start + tl.arange(0, BLOCK_C))[None, :]
+        offs_v = places[:, None] * BLOCK_V + columns
+        scores = tl.load(scores_ptr + offs_v, mask=taken, other=0.0)
+        candidates = taken & (offs_v < V) & ~(scores < threshold)
+        first = tl.minimum(first, tl.min(tl.where(candidates, columns, BLOCK_V), axis=1))
+        last = tl.maximum(last, tl.max(tl.where(candidates, columns, -1), axis=1))
+    return first < last
 
-    ``scores``, ``offs_v``, ``mask_v``: [K_PAD, BLOCK_V], row j the slice of ``best[j]``.
+
+@triton.jit
+def _insert_crowded_slices(
+    best,  # [K_PAD] keys, from extract_best
+    places,  # [K_PAD] their slices
+    crowded,  # [K_PAD] whether a slice has several candidates
+    scores_ptr,  # [P, BLOCK_V] float32: of one row
+    vocab_ids_ptr,  # [V] int, or None
+    V,
+    BLOCK_V: tl.constexpr,
+):
+    """The K best keys, unordered, once the slices of several candidates have given theirs.
+
+    A round moves one key, or turns to the next slice. The loop is short to fetch, and few slices
+    are crowded.
     """
+    firsts, worst = best, tl.min(best, axis=0)
+    left = tl.where(crowded, places, -1)
+    place = tl.max(left, axis=0)
+    keys = tl.full([BLOCK_V], LOWEST_KEY, tl.int64)
+    top = tl.max(keys, axis=0)
+    while (top > worst) | (place >= 0):
+        if top > worst:
+            best = tl.where(best == worst, top, best)
+            keys = tl.where(keys == top, LOWEST_KEY, keys)
+            worst = tl.min(best, axis=0)
+        else:
+            first = tl.max(tl.where(places == place, firsts, LOWEST_KEY), axis=0)
+            keys = _slice_keys(scores_ptr, vocab_ids_ptr, place, V, BLOCK_V)
+            keys = tl.where(keys == first, LOWEST_KEY, keys)
+            left = tl.where(left == place, -1, left)
+            place = tl.max(left, axis=0)
+        top = tl.max(keys, axis=0)
+    return best
+
+
+@triton.jit
+def _slice_keys(scores_ptr, vocab_ids_ptr, place, V, BLOCK_V: tl.constexpr):
+    """[BLOCK_V] keys of the slice ``place`` of a row."""
+    offs_v = place * BLOCK_V + tl.arange(0, BLOCK_V)
+    mask_v = offs_v < V
+    scores = tl.load(scores_ptr + offs_v)
     ids = offs_v
     if vocab_ids_ptr is not None:
         ids = tl.load(vocab_ids_ptr + offs_v, mask=mask_v, other=0).to(tl.int32)
-    keys = tl.where(mask_v, sortable_key(score_order(scores), ids), LOWEST_KEY)
-    keys = tl.where(keys == best[:, None], LOWEST_KEY, keys)
-    best = insert_best(best, tl.ravel(keys))
-    slots = tl.arange(0, best.shape[0])
-    return best, descending_rank(tl.where(slots < K, best, LOWEST_KEY))
+    return tl.where(mask_v, sortable_key(score_order(scores), ids), LOWEST_KEY)
 
 
 @triton.jit
@@ -102,6 +155,7 @@ def merge_slices_kernel(
     K_PAD: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_V: tl.constexpr,
+    BLOCK_C: tl.constexpr,  # scores of a slice that are looked at together
     LOG_PROBS: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
@@ -120,14 +174,11 @@ def merge_slices_kernel(
     best, places, worst = extract_best(keys, rounds, K, K_PAD)
     rank = tl.arange(0, K_PAD)
     if scores_ptr is not None:
-        taken = places[:, None] >= 0
-        offs_v = places[:, None] * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
-        tiles = scores_ptr + row * parts * BLOCK_V + offs_v
-        scores = tl.load(tiles, mask=taken, other=0.0)
-        mask_v = taken & (offs_v < V) & ~(scores < order_score(worst))  # NaN counts
-        candidates = tl.sum(mask_v.to(tl.int32))
-        if candidates > tl.minimum(parts, K):  # each slice's best is one of them
-            best, rank = _insert_candidates(best, scores, offs_v, mask_v, vocab_ids_ptr, K)
+        tiles = scores_ptr + row * parts * BLOCK_V
+        crowded = _crowded(tiles, places, order_score(worst), V, BLOCK_V, BLOCK_C)
+        if tl.max(crowded.to(tl.int32), axis=0) > 0:
+            best = _insert_crowded_slices(best, places, crowded, tiles, vocab_ids_ptr, V, BLOCK_V)
+            rank = descending_rank(tl.where(rank < K, best, LOWEST_KEY))
     _store_row(
         best, rank, row, maximum, total,
         probs_ptr, token_ids_ptr, lse_ptr, merged_ptr, K, LOG_PROBS,

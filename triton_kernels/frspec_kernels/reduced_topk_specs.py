@@ -7,6 +7,7 @@ from frspec_kernels.reduced_topk_launch import (
     TABLE_VOCABS,
     LaunchConfig,
     launch_config,
+    merge_chunk,
     merge_warps,
     next_power_of_2,
 )
@@ -61,18 +62,19 @@ def _slice_spec(config: LaunchConfig, hidden: str, head: str, block_b: int) -> C
 
 
 def _merge_spec(k: int, parts: int, block_v: int) -> CompileSpec:
-    k_pad = next_power_of_2(k)
+    k_pad, warps = next_power_of_2(k), merge_warps(parts)
+    block_v = block_v if k > 1 else 1
     signature = {"bests_ptr": "*i64:16", "vocab_ids_ptr": "*i64:16", **OUTPUTS}
     signature |= dict.fromkeys(("V", "parts", "rounds"), "i32")
     constexprs = {
         "merged_ptr": None, "K": k, "K_PAD": k_pad, "BLOCK_P": parts,
-        "BLOCK_V": block_v if k > 1 else 1, "LOG_PROBS": False, "USE_PDL": False,
+        "BLOCK_V": block_v, "BLOCK_C": merge_chunk(block_v, k_pad, warps),
+        "LOG_PROBS": False, "USE_PDL": False,
     }  # fmt: skip
     if k > 1:
         signature["scores_ptr"] = "*fp32:16"
     else:
         constexprs["scores_ptr"] = None
-    warps = merge_warps(parts, k_pad * constexprs["BLOCK_V"])
     return CompileSpec(merge_slices_kernel, signature, constexprs, warps)
 
 
