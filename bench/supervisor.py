@@ -93,7 +93,7 @@ class Supervisor:
     def __init__(
         self,
         work: Sequence[tuple[OpSpec, Case]],
-        wanted: str | None = None,
+        wanted: Sequence[str] = (),
         providers: Sequence[str] = (),
         quick: bool = False,
         seconds: float | None = None,
@@ -102,7 +102,7 @@ class Supervisor:
     ) -> None:
         self.machine: dict[str, str] = {}
         self._pending = deque(_Item(op, case) for op, case in work)
-        self._wanted, self._providers, self._quick = wanted, list(providers), quick
+        self._wanted, self._providers, self._quick = list(wanted), list(providers), quick
         self._until = None if seconds is None else time.monotonic() + seconds
         self._command, self._silence_s = command, silence_s
 

@@ -29,7 +29,7 @@ class Job:
         seconds: no case begins later than this after the start; None for no limit.
     """
 
-    wanted: str | None
+    wanted: list[str]
     work: list[tuple[str, str, list[str]]]
     providers: list[str]
     quick: bool

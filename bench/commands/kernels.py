@@ -29,7 +29,13 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench kernels", description=DESCRIPTION, epilog=STATUS
     )
-    parser.add_argument("--op", help="a module of bench/ops or an operation (default: all)")
+    parser.add_argument(
+        "--op",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a module of bench/ops or an operation; repeatable (default: all)",
+    )
     parser.add_argument("--case", default="", help="only cases whose id contains this")
     parser.add_argument("--provider", action="append", default=[], help="only this one; repeatable")
     parser.add_argument("--out", type=Path, help="folder for CSV, JSON, Markdown and plots")
@@ -57,13 +63,10 @@ def main(argv: list[str]) -> int:
     device = pick_device()
     from bench import ops  # entries import triton, which pick_device prepares
 
-    try:
-        selected, broken = ops.load(args.op)
-    except ValueError as error:
-        print(error, file=sys.stderr)
+    loaded = ops.load_or_complain(args.op)
+    if loaded is None:
         return 2
-    for entry in broken:
-        print(f"ERROR bench/ops/{entry.stem}.py: {entry.why}", file=sys.stderr)
+    selected, broken = loaded
     if args.list:
         return _list(selected, broken)
     work = _work(selected, device.type == "cuda", args.case, args.time_limit is not None)

@@ -14,7 +14,13 @@ from bench.op import Case, OpSpec, Tuning
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench tune", description=__doc__)
-    parser.add_argument("--op", required=True, help="a module of bench/ops or an operation")
+    parser.add_argument(
+        "--op",
+        action="append",
+        required=True,
+        metavar="NAME",
+        help="a module of bench/ops or an operation; repeatable",
+    )
     parser.add_argument("--case", default="", help="only cases whose id contains this")
     parser.add_argument("--top", type=int, default=5, help="configurations to print for each case")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter repetitions")
@@ -33,13 +39,10 @@ def main(argv: list[str]) -> int:
         return 2
     from bench import ops
 
-    try:
-        selected, broken = ops.load(args.op)
-    except ValueError as error:
-        print(error, file=sys.stderr)
+    loaded = ops.load_or_complain(args.op)
+    if loaded is None:
         return 2
-    for entry in broken:
-        print(f"ERROR bench/ops/{entry.stem}.py: {entry.why}", file=sys.stderr)
+    selected, broken = loaded
     effort = timing.QUICK if args.quick else timing.FULL
     for op in selected:
         if op.tuning is None:

@@ -26,7 +26,7 @@ def registered(monkeypatch):
     """Makes the toy the only operation, and the CPU the device."""
 
     def register(**more):
-        monkeypatch.setattr(ops, "load", lambda wanted=None: ([toy_op(**more)], []))
+        monkeypatch.setattr(ops, "load", lambda wanted=(): ([toy_op(**more)], []))
         monkeypatch.setattr(kernels, "pick_device", lambda: CPU)
 
     return register
@@ -104,10 +104,17 @@ def test_every_entry_of_the_repository_imports():
     loaded, broken = ops.load()
     assert broken == []
     assert len({op.name for op in loaded}) == len(loaded)
-    assert [op.name for op in ops.load("norm")[0]] == [
+    assert [op.name for op in ops.load(["norm"])[0]] == [
         op.name for op in loaded if "norm" in op.name
     ]
-    assert [op.name for op in ops.load("add_rms_norm")[0]] == ["add_rms_norm"]
+    assert [op.name for op in ops.load(["add_rms_norm"])[0]] == ["add_rms_norm"]
+
+
+def test_several_entries_and_operations_are_loaded_together():
+    loaded, broken = ops.load(["add_rms_norm", "reduced_topk"])
+    assert ([op.name for op in loaded], broken) == (["add_rms_norm", "reduced_topk"], [])
+    with pytest.raises(ValueError, match="no operation is named nobody; there are: "):
+        ops.load(["reduced_topk", "nobody"])
 
 
 def test_operations_take_turns_under_a_time_limit():

@@ -46,5 +46,5 @@ if __name__ == "__main__":
         sys.exit(1)
     if sys.argv[1] == "loses":
         runner._raise_if_lost = _raise_lost  # what a GPU would say
-    ops.load = lambda wanted=None: ([TOYS[sys.argv[1]]], [])
+    ops.load = lambda wanted=(): ([TOYS[sys.argv[1]]], [])
     sys.exit(worker.main())
