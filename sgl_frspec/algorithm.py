@@ -25,7 +25,7 @@ DEFAULT_DRAFT_TOKENS = 16
 # The draft's cache and graphs grow with the batch: SGLang's own default for its EAGLE family.
 DEFAULT_MAX_RUNNING_REQUESTS = 48
 # Backends whose draft decoding gives every branch of a tree pages of its own.
-PAGED_TREE_BACKENDS = ("flashinfer", "fa3", "triton", "frspec_cpu")
+PAGED_TREE_BACKENDS = ("flashinfer", "fa3", "triton", "frspec", "frspec_cpu")
 CHAIN_ONLY_BACKENDS = ("trtllm_mha",)
 
 

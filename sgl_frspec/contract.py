@@ -5,10 +5,14 @@ relied on. :mod:`sgl_frspec.contract_check` compares it with the source of the i
 the plugin loads; tests compare it with each supported release, and with this package's own code.
 """
 
-import dataclasses
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from sgl_frspec.contract_attention import ATTENTION_NEEDS
+from sgl_frspec.contract_entry import SELF as _SELF
+from sgl_frspec.contract_entry import Need
+from sgl_frspec.contract_entry import cls as _cls
+from sgl_frspec.contract_entry import fields as _fields
+from sgl_frspec.contract_entry import fn as _fn
+from sgl_frspec.contract_entry import in_module as _in
+from sgl_frspec.contract_entry import values as _values
 
 SUPPORTED = ("0.5.17", "0.5.23")
 
@@ -16,6 +20,7 @@ SUPPORTED = ("0.5.17", "0.5.23")
 FIELD_HOLDERS = (
     ("sglang.srt.server_args", "ServerArgs"),
     ("sglang.srt.arg_groups.fields.device", "Device"),
+    ("sglang.srt.arg_groups.fields.exec_", "ExecDeterministic"),
     ("sglang.srt.arg_groups.fields.disagg", "Disagg"),
     ("sglang.srt.arg_groups.fields.exec_", "ExecKernel"),
     ("sglang.srt.arg_groups.fields.lora", "Lora"),
@@ -26,70 +31,6 @@ FIELD_HOLDERS = (
     ("sglang.srt.arg_groups.fields.spec", "Spec"),
 )
 
-Kind = Literal["class", "function", "value", "field"]
-
-
-@dataclass(frozen=True)
-class Need:
-    """One attribute.
-
-    Attributes:
-        name: dotted, within ``module``.
-        kind: what it must be. A ``field`` is one of SGLang's server arguments.
-        use: what this package does with it.
-        required: a function's parameters without a default, in order; None to leave them open.
-        keywords: parameters that are passed by name.
-        mentions: names that the function's body must still refer to.
-        optional: this package does without it where it is missing (older releases).
-        cpu_only: needed by the CPU engine alone, which supports the newest release only.
-    """
-
-    name: str
-    kind: Kind
-    use: str
-    required: tuple[str, ...] | None = None
-    keywords: tuple[str, ...] = ()
-    mentions: tuple[str, ...] = ()
-    module: str = ""
-    optional: bool = False
-    cpu_only: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.module}.{self.name}"
-
-
-def _in(
-    module: str, *needs: Need, cpu_only: bool = False, optional: bool = False
-) -> Iterator[Need]:
-    for need in needs:
-        yield dataclasses.replace(need, module=module, cpu_only=cpu_only, optional=optional)
-
-
-def _cls(name: str, use: str) -> Need:
-    return Need(name, "class", use)
-
-
-def _fn(
-    name: str,
-    use: str,
-    required: tuple[str, ...] | None = None,
-    keywords: tuple[str, ...] = (),
-    mentions: tuple[str, ...] = (),
-) -> Need:
-    return Need(name, "function", use, required, keywords, mentions)
-
-
-def _values(owner: str, use: str, *names: str) -> Iterator[Need]:
-    for name in names:
-        yield Need(f"{owner}.{name}", "value", use)
-
-
-def _fields(use: str, *names: str) -> Iterator[Need]:
-    for name in names:
-        yield Need(name, "field", use)
-
-
-_SELF = ("self",)
 _LAST_SLOT = ("req_to_token", "req_pool_indices_tensor", "prefix_lens_tensor")
 
 NEEDS: tuple[Need, ...] = (
@@ -191,13 +132,17 @@ NEEDS: tuple[Need, ...] = (
         *_fields(
             "read: what is served and how",
             "attention_backend",
+            "dcp_size",
             "decode_attention_backend",
             "device",
+            "enable_deterministic_inference",
             "json_model_override_args",
+            "kv_cache_dtype",
             "model_path",
             "page_size",
             "prefill_attention_backend",
             "revision",
+            "speculative_algorithm",
             "speculative_draft_model_path",
             "speculative_draft_model_revision",
             "speculative_token_map",
@@ -244,30 +189,6 @@ NEEDS: tuple[Need, ...] = (
         cpu_only=True,
     ),
     *_in(
-        "sglang.srt.layers.attention.attention_registry",
-        _fn("register_attention_backend", "registers frspec_cpu", ("name",)),
-        cpu_only=True,
-    ),
-    *_in(
-        "sglang.srt.speculative.draft_utils",
-        _fn("DraftBackendFactory.create_decode_backend", "hooked", _SELF),
-        _fn("DraftBackendFactory.create_draft_extend_backend", "hooked", _SELF),
-        *_values(
-            "DraftBackendFactory",
-            "read by the hooks",
-            "draft_attn_backend",
-            "draft_model_runner",
-            "speculative_num_steps",
-            "topk",
-        ),
-        cpu_only=True,
-    ),
-    *_in(
-        "sglang.srt.runtime_context",
-        _fn("attention_backends", "called: which backend was chosen", ()),
-        cpu_only=True,
-    ),
-    *_in(
         "sglang.srt.layers.attention.base_attn_backend",
         _cls("AttentionBackend", "base of frspec_cpu"),
         _fn("AttentionBackend.init_forward_metadata", "overridden", ("self", "forward_batch")),
@@ -287,49 +208,18 @@ NEEDS: tuple[Need, ...] = (
         cpu_only=True,
     ),
     *_in(
-        "sglang.srt.layers.radix_attention",
-        _cls("AttentionType", "read"),
-        *_values("AttentionType", "refused", "ENCODER_ONLY"),
-        _cls("RadixAttention", "read"),
-        *_values(
-            "RadixAttention",
-            "shapes, scale, and what is refused",
-            "attn_type",
-            "is_cross_attention",
-            "layer_id",
-            "logit_cap",
-            "qk_head_dim",
-            "scaling",
-            "sliding_window_size",
-            "tp_q_head_num",
-            "v_head_dim",
-        ),
-        cpu_only=True,
-    ),
-    *_in(
         "sglang.srt.mem_cache.allocation",
         _fn("get_last_loc", "hooked", _LAST_SLOT),
         _fn("get_last_loc_torch", "called in its place", _LAST_SLOT),
         cpu_only=True,
     ),
     *_in(
-        "sglang.srt.mem_cache.memory_pool",
-        _cls("KVWriteLoc", "called"),
-        cpu_only=True,
-    ),
-    *_in(
         "sglang.srt.model_executor.forward_batch_info",
-        _cls("ForwardBatch", "read"),
         *_values(
             "ForwardBatch",
             "which tokens attend to which slots",
             "extend_prefix_lens",
             "extend_seq_lens",
-            "forward_mode",
-            "out_cache_loc",
-            "req_pool_indices",
-            "seq_lens",
-            "spec_info",
         ),
         cpu_only=True,
     ),
@@ -339,10 +229,10 @@ NEEDS: tuple[Need, ...] = (
             "ModelRunner",
             "pools and sizes",
             "page_size",
-            "req_to_token_pool",
-            "token_to_kv_pool",
             "use_mla_backend",
         ),
         cpu_only=True,
     ),
+    # The attention backend.
+    *ATTENTION_NEEDS,
 )

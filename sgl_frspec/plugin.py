@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from sgl_frspec import cpu_engine
+from sgl_frspec.attention_backend_registration import register_attention_backend
 from sgl_frspec.contract import SUPPORTED
 from sgl_frspec.contract_check import check_contract, installed_tree
 from sgl_frspec.maps import TokenMapError
@@ -21,7 +22,7 @@ _ADD_CLI_ARGS = "sglang.srt.server_args.ServerArgs.add_cli_args"
 
 
 def register() -> None:
-    """Register the algorithm ``FRSPEC``, its flags and, where it is enabled, the CPU engine.
+    """Register the algorithm ``FRSPEC``, its flags, its attention backend or the CPU engine.
 
     If the installed SGLang is not what :mod:`sgl_frspec.contract` describes, one line says what
     differs and nothing is registered.
@@ -37,7 +38,10 @@ def register() -> None:
             "; ".join(map(str, drifts[:3])),
         )
         return
-    cpu_engine.register()
+    if cpu_engine.is_enabled():
+        cpu_engine.register()
+    else:
+        register_attention_backend()
     _register_flags()
     _register_algorithm()
     _print_users_errors_plainly()

@@ -201,4 +201,4 @@ def test_an_older_sglang_with_the_cpu_engine_is_told_which_it_needs(oldest, monk
     plugin.register()
     [line] = caplog.messages
     assert f"release of the CPU engine, {SUPPORTED[1]}, in " in line
-    assert "sglang.srt.runtime_context.attention_backends is missing" in line
+    assert "sglang.srt.arg_groups.choices.add_attention_backend_choices is missing" in line
