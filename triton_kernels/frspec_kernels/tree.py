@@ -175,7 +175,7 @@ def build_tree(
     sizes = build_constexprs(shape)
     build_tree_kernel[(batch,)](
         *candidates, root_tokens, seq_lens, *tree, bytes_out,
-        **sizes, MASK_KIND=kind, num_warps=build_warps(sizes["BLOCK_C"], sizes["BLOCK_N"]),
+        **sizes, MASK_KIND=kind, num_warps=build_warps(sizes["BLOCK_C"]),
         **pdl_options(root_tokens.device),
     )  # fmt: skip
     return tree

@@ -10,7 +10,7 @@ from .pdl import pdl_options
 from .tree_accept_kernels import accept_greedy_kernel, argmax_kernel
 from .tree_args import INDEX_TYPES, Accepted, check_accepted, check_tensor
 from .tree_buffers import empty_accepted, empty_argmax_keys
-from .tree_launch import ARGMAX_BLOCK, accept_constexprs, accept_warps, argmax_slices
+from .tree_launch import ARGMAX_BLOCK, ARGMAX_WARPS, accept_constexprs, accept_warps, argmax_slices
 
 
 def accept_greedy(
@@ -80,7 +80,7 @@ def _argmax(logits: Tensor, rows: int, keys: Tensor | None) -> tuple[int, Tensor
     vocab = logits.shape[1]
     if vocab < 1:
         raise ValueError("logits have no columns")
-    slices = argmax_slices(rows, vocab)
+    slices = argmax_slices(vocab)
     if keys is None:
         keys = empty_argmax_keys(rows, vocab, logits.device)
     check_tensor("argmax_keys", keys, (rows, slices.parts), torch.int64)
@@ -88,6 +88,6 @@ def _argmax(logits: Tensor, rows: int, keys: Tensor | None) -> tuple[int, Tensor
         options: dict[str, Any] = pdl_options(logits.device)
         argmax_kernel[(rows, slices.parts)](
             logits, keys, vocab, logits.stride(0), P=slices.parts, SLICE=slices.size,
-            BLOCK=ARGMAX_BLOCK, **options,
+            BLOCK=ARGMAX_BLOCK, num_warps=ARGMAX_WARPS, **options,
         )  # fmt: skip
     return slices.parts, keys

@@ -73,5 +73,5 @@ def empty_accepted(
 
 def empty_argmax_keys(rows: int, vocab_size: int, device: torch.device | str) -> Tensor:
     """Memory that :func:`accept_greedy` needs to find the argmax of [rows, vocab_size] logits."""
-    parts = argmax_slices(rows, vocab_size).parts
+    parts = argmax_slices(vocab_size).parts
     return torch.empty(rows, parts, dtype=torch.int64, device=device)

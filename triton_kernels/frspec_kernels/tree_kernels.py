@@ -17,7 +17,7 @@ STEP_MASK = tl.constexpr(2**4 - 1)
 TOKEN_MASK = tl.constexpr(2**20 - 1)
 PLACE_MASK = tl.constexpr(2**10 - 1)
 HALF_OF_SCORES = tl.constexpr(2**29)  # subtracted, so that the highest bit can be the sign
-DRAFT_MASK = tl.constexpr(1)  # a value of MASK_KIND
+FULL_MASK = tl.constexpr(2)  # a value of MASK_KIND
 
 
 @triton.jit
@@ -165,6 +165,7 @@ def build_tree_kernel(
     parent_of_beam = tl.load(entries_at, mask=entry < PARENTS, other=0).to(tl.int32)
     root_token = tl.load(root_tokens_ptr + request).to(tl.int64)
     seq_len = tl.load(seq_lens_ptr + request).to(tl.int64)
+    start, width = byte_mask_place(seq_lens_ptr, request, seq_len, N, MASK_KIND)
     beyond = tl.maximum(candidate - K, 0)
     step = tl.where(candidate < K, 0, beyond // (K * K) + 1)
     place = tl.where(candidate < K, candidate, beyond % (K * K))
@@ -209,7 +210,6 @@ def build_tree_kernel(
         bits |= tl.where(word == (ancestor // 32)[:, None], (1 << (ancestor % 32))[:, None], 0)
     tl.store(mask_ptr + at[:, None] * W + word, bits, mask=inside[:, None] & (word < W))
     if MASK_KIND != 0:
-        start, width = byte_mask_place(seq_lens_ptr, request, seq_len, N, MASK_KIND)
         for w in range(W):
             column = w * 32 + tl.arange(0, 32)[None, :]
             seen = (tl.sum(tl.where(word == w, bits, 0), axis=1)[:, None] >> (column % 32)) & 1
@@ -220,7 +220,7 @@ def build_tree_kernel(
 @triton.jit
 def byte_mask_place(seq_lens_ptr, request, seq_len, N: tl.constexpr, MASK_KIND: tl.constexpr):
     """Where the request's first node-by-node row starts, and the length of its rows."""
-    if MASK_KIND == DRAFT_MASK:
+    if MASK_KIND != FULL_MASK:
         return request * N * N, seq_len * 0 + N
     before = seq_len * 0
     for start in range(0, request, 128):
