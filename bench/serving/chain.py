@@ -75,8 +75,12 @@ def make_chain(vocab: int, hot_ids: int, hot_rate: float, seed: int = 0) -> Chai
         ValueError: the vocabulary is too small for two segments of that share.
     """
     generator = torch.Generator().manual_seed(seed)
-    shuffled = torch.randperm(vocab, generator=generator)
-    hot_tokens, cold_tokens = shuffled[:hot_ids], shuffled[hot_ids:]
+    # The last two ids, the model's special tokens, are in every map: FRSPEC would add them.
+    special = torch.tensor([vocab - 2, vocab - 1])
+    ordinary = torch.randperm(vocab - 2, generator=generator)
+    hot_tokens = torch.cat([special, ordinary[: hot_ids - 2]])
+    hot_tokens = hot_tokens[torch.randperm(hot_ids, generator=generator)]
+    cold_tokens = ordinary[hot_ids - 2 :]
     in_map = round(hot_rate * SEGMENT)
     pattern = torch.zeros(SEGMENT, dtype=torch.bool)
     pattern[torch.randperm(SEGMENT, generator=generator)[:in_map]] = True

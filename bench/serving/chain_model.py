@@ -1,9 +1,9 @@
 """A target of any shape that continues a known chain, its EAGLE draft, and a token map.
 
-``lm_head[next(t)]`` is a multiple of ``embedding[t]``, and the layers add to the residual stream three orders
-of magnitude less than the embedding, so the most probable token after ``t`` is ``next(t)`` by a
-wide margin. The draft's ``fc`` passes the embedding of its input token through, so it knows the
-chain too, wherever the next token is in its vocabulary.
+``lm_head[next(t)]`` is a multiple of ``embedding[t]``, and the layers add to the residual stream
+three orders of magnitude less than the embedding, so the most probable token after ``t`` is
+``next(t)`` by a wide margin. The draft's ``fc`` passes the embedding of its input token through, so
+it knows the chain too, wherever the next token is in its vocabulary.
 
 No weight matrix is zero: products with zeros draw less power, and so run faster, than a real
 model's. All layers hold the same random values, which are written, not drawn, once for each: a
