@@ -1,4 +1,4 @@
-"""Cases, inputs, stock chain and check of :mod:`bench.ops.reduced_topk`."""
+"""Cases, inputs, stock chain and reference of :mod:`bench.ops.reduced_topk`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.checks import Verdict, error_bound, fail, topk_matches, ulp
 from bench.op import Case
+from bench.ops._reduced_topk_check import Reference
 from frspec_kernels.reduced_topk import FinalNorm
 
 EPS = 1e-5
@@ -102,16 +102,21 @@ def make_inputs(case: Case, device: torch.device, seed: int) -> Inputs:
     return Inputs(case["k"], hidden, head, dense, ids, **rest)
 
 
+def normed(hidden: Tensor, norm: FinalNorm) -> Tensor:
+    """The stock chain's final norm, in the type of hidden."""
+    if norm.residual is not None:
+        hidden = hidden + norm.residual.to(hidden.dtype)
+    weight = norm.weight.to(hidden.dtype)
+    return torch.nn.functional.rms_norm(hidden, weight.shape, weight, norm.eps)
+
+
 def logits_of(
     hidden: Tensor, dense: Tensor, scale: Tensor | None, norm: FinalNorm | None
 ) -> Tensor:
     """The stock chain's logits: in the type of hidden, then float32; all in fp64 if given that."""
     wide = torch.promote_types(hidden.dtype, torch.float32)
     if norm is not None:
-        if norm.residual is not None:
-            hidden = hidden + norm.residual.to(hidden.dtype)
-        weight = norm.weight.to(hidden.dtype)
-        hidden = torch.nn.functional.rms_norm(hidden, weight.shape, weight, norm.eps)
+        hidden = normed(hidden, norm)
     logits = (hidden @ dense.T).to(wide)
     return logits if scale is None else logits * scale.to(wide)
 
@@ -123,57 +128,13 @@ def stock_chain(inputs: Inputs) -> tuple[Tensor, Tensor]:
     return probs, inputs.token_map[columns]
 
 
-@dataclass(frozen=True)
-class Reference:
-    """Logits [B, V] in fp64 and of the stock chain, and the token id of each column."""
-
-    truth: Tensor
-    stock: Tensor
-    token_ids: Tensor
-
-
 def reference(inputs: Inputs) -> Reference:
     """From inputs that no provider has touched."""
-    args = (inputs.head_scale, inputs.norm)
+    scale, norm = inputs.head_scale, inputs.norm
+    hidden = inputs.hidden if norm is None else normed(inputs.hidden, norm)
     return Reference(
-        logits_of(inputs.hidden.double(), inputs.dense.double(), *args),
-        logits_of(inputs.hidden, inputs.dense, *args),
+        logits_of(inputs.hidden.double(), inputs.dense.double(), scale, norm),
+        logits_of(inputs.hidden, inputs.dense, scale, norm),
+        logits_of(hidden.float(), inputs.dense.float(), scale, None),
         inputs.token_map,
     )
-
-
-def _columns(token_ids: Tensor, known: Tensor) -> Tensor | None:
-    """Where ``token_ids`` [B, k] stand in ``known`` [V], or None if one does not."""
-    order = known.argsort()
-    at = torch.searchsorted(known[order], token_ids.contiguous()).clamp(max=len(known) - 1)
-    columns = order[at]
-    return columns if (known[columns] == token_ids).all() else None
-
-
-def check(out: tuple[Tensor, ...], ref: Reference) -> Verdict:
-    """Probabilities, ids and log-sum-exp, if there is one: no worse than the stock chain.
-
-    The scale is the stock chain's worst error in a row, over the whole vocabulary: among its
-    log-probabilities for the probabilities, among its logits for their log-sum-exp. Its error at
-    the top-k or in the sum is luck: one or two probabilities may be all of it.
-    """
-    probs, token_ids, *lse = out
-    columns = _columns(token_ids, ref.token_ids)
-    if columns is None:
-        return fail("a token id is not in the map")
-    true_lse = ref.truth.logsumexp(1)
-    log_p = ref.truth - true_lse[:, None]
-    stock_log_p = ref.stock - ref.stock.logsumexp(1, keepdim=True)
-    bound = error_bound(stock_log_p, log_p)
-    verdict = topk_matches(probs.log(), columns, log_p, bound.gather(1, columns))
-    if lse:
-        verdict &= _close(lse[0], true_lse, error_bound(ref.stock, ref.truth).amax(1))
-    return verdict
-
-
-def _close(lse: Tensor, truth: Tensor, bound: Tensor) -> Verdict:
-    off = (lse.double() - truth).abs()
-    limit = bound + ulp(truth, lse.dtype)
-    if (off <= limit).all():  # NaN is not
-        return Verdict(True, off.max().item() if off.numel() else 0.0)
-    return fail(f"log-sum-exp {lse.tolist()}, truth {truth.tolist()} ± {limit.tolist()}")

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from bench.checks import Verdict, no_worse_than_torch, ties_to_smaller_id
 from bench.op import Case, OpSpec, Provider, Tuning
+from bench.ops._reduced_topk_check import check, check_float32
 from bench.ops._reduced_topk_inputs import (
     CASES,
     FULL_VOCAB,
     NARROW_MAX,
     SMALL_CASES,
     Inputs,
-    check,
     make_inputs,
     reference,
     stock_chain,
@@ -36,8 +36,8 @@ from frspec_kernels.reduced_topk import (
 
 
 def check_ours(out: TopK, inputs: Inputs) -> Verdict:
-    """:func:`check`, and the order of equal probabilities."""
-    return check(out, reference(inputs)) & ties_to_smaller_id(out.probs, out.token_ids)
+    """:func:`check_float32`, and the order of equal probabilities."""
+    return check_float32(out, reference(inputs)) & ties_to_smaller_id(out.probs, out.token_ids)
 
 
 def _buffers(inputs: Inputs, config: LaunchConfig | None = None) -> tuple[Workspace, TopK]:

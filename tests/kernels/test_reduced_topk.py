@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench.checks import no_worse_than_torch, ties_to_smaller_id
-from bench.ops._reduced_topk_inputs import Reference, check
+from bench.ops._reduced_topk_check import Reference, check_float32
 from frspec_kernels.reduced_topk import (
     FinalNorm,
     LaunchConfig,
@@ -53,27 +53,31 @@ def some_ids(vocab, top=1 << 20):
     return torch.randperm(top, device=DEVICE)[:vocab].contiguous()
 
 
-def chain(hidden, weights, scale=None, temperature=None):
-    """The stock chain's logits: product in the type of hidden, then float32."""
-    logits = (hidden @ weights.to(hidden.dtype).T).float()
+def logits_of(hidden, weights, scale=None, temperature=None):
+    logits = hidden @ weights.to(hidden.dtype).T
+    if logits.dtype != torch.float64:
+        logits = logits.float()
     if scale is not None:
         logits = logits * scale
     return logits if temperature is None else logits / temperature[:, None]
 
 
-def exact(hidden, weights, scale=None, temperature=None):
-    logits = hidden.double() @ weights.double().T
-    if scale is not None:
-        logits = logits * scale.double()
-    return logits if temperature is None else logits / temperature.double()[:, None]
+def exact(hidden, weights, *factors):
+    return logits_of(hidden.double(), weights.double(), *factors)
 
 
-def assert_right(out, truth, torchs, token_ids=None):
-    """Values, ids and log-sum-exp against the fp64 logits, no worse than PyTorch's logits."""
+def assert_right(out, hidden, weights, scale=None, temperature=None, token_ids=None):
+    """Values, ids and log-sum-exp against fp64: as good as PyTorch with float32 logits."""
     if token_ids is None:
-        token_ids = torch.arange(truth.shape[1], device=truth.device)
-    verdict = check(out, Reference(truth, torchs, token_ids))
-    verdict &= ties_to_smaller_id(out.probs, out.token_ids)
+        token_ids = torch.arange(len(weights), device=DEVICE)
+    factors = scale, temperature
+    reference = Reference(
+        exact(hidden, weights, *factors),
+        logits_of(hidden, weights, *factors),
+        logits_of(hidden.float(), weights.float(), *factors),
+        token_ids,
+    )
+    verdict = check_float32(out, reference) & ties_to_smaller_id(out.probs, out.token_ids)
     assert verdict.ok, verdict.why
 
 
@@ -96,28 +100,27 @@ SHAPES = [  # rows, vocab, hidden size, k
 def test_random(rows, vocab, width, k, dtype):
     hidden, head = rows_of(rows, width, dtype), rows_of(vocab, width, dtype, scale=0.3)
     out = reduced_vocab_topk(hidden, head, k, out=poisoned(rows, k))
-    assert_right(out, exact(hidden, head), chain(hidden, head))
+    assert_right(out, hidden, head)
 
 
 @pytest.mark.parametrize("int_dtype", [torch.int64, torch.int32], ids=str)
 def test_token_map(int_dtype):
     hidden, head, ids = rows_of(3, 64), rows_of(100, 64), some_ids(100).to(int_dtype)
     out = reduced_vocab_topk(hidden, head, 7, token_map=ids, out=poisoned(3, 7))
-    assert_right(out, exact(hidden, head), chain(hidden, head), ids.long())
+    assert_right(out, hidden, head, token_ids=ids.long())
 
 
 def test_strided_rows():
     hidden, head = rows_of(3, 64, stride=96), rows_of(100, 64, stride=80)
     out = reduced_vocab_topk(hidden, head, 7, out=poisoned(3, 7))
-    assert_right(out, exact(hidden, head), chain(hidden, head))
+    assert_right(out, hidden, head)
 
 
 def test_temperature_of_each_row():
     hidden, head = rows_of(4, 64), rows_of(100, 64, scale=0.2)
     temperature = torch.tensor([0.25, 1.0, 3.0, 0.7], device=DEVICE)
     out = reduced_vocab_topk(hidden, head, 7, temperature=temperature, out=poisoned(4, 7))
-    truth = exact(hidden, head, temperature=temperature)
-    assert_right(out, truth, chain(hidden, head, temperature=temperature))
+    assert_right(out, hidden, head, temperature=temperature)
 
 
 def test_log_probabilities():
@@ -125,7 +128,7 @@ def test_log_probabilities():
     probs = reduced_vocab_topk(hidden, head, 9)
     logs = reduced_vocab_topk(hidden, head, 9, log_probs=True)
     assert (logs.token_ids == probs.token_ids).all()
-    assert_right(TopK(logs[0].exp(), *logs[1:]), exact(hidden, head), chain(hidden, head))
+    assert_right(TopK(logs[0].exp(), *logs[1:]), hidden, head)
     # A probability that float32 cannot hold has a logarithm all the same.
     head[:, 0] = 0
     head[5, 0] = 200
@@ -142,9 +145,7 @@ def test_narrow_head(dtype):
     temperature = torch.tensor([0.5, 1.0, 9.0], device=DEVICE)
     options: dict[str, Any] = {"head_scale": scale, "temperature": temperature}
     out = reduced_vocab_topk(hidden, head, 6, **options, out=poisoned(3, 6))
-    weights = head.float()
-    truth = exact(hidden, weights, scale, temperature)
-    assert_right(out, truth, chain(hidden, weights, scale, temperature))
+    assert_right(out, hidden, head.float(), scale, temperature)
 
 
 def test_every_fp8_value_is_read_right():
@@ -197,7 +198,7 @@ def test_fused_norm(residual_dtype):
     in_torch = torch.nn.functional.rms_norm(total.to(FP16), (100,), weight, 1e-5)
     verdict = no_worse_than_torch(workspace.normed, in_torch, truth)
     assert verdict.ok, verdict.why
-    assert_right(out, exact(workspace.normed, head), chain(workspace.normed, head))
+    assert_right(out, workspace.normed, head)
     if residual is not None:
         assert (residual == total.to(residual_dtype)).all()
 
@@ -247,7 +248,7 @@ def test_one_spike():
     assert (out.probs[:, 1:] == 0).all()
     hidden /= 200
     out = reduced_vocab_topk(hidden, head, 3, out=poisoned(2, 3))
-    assert_right(out, exact(hidden, head), chain(hidden, head))
+    assert_right(out, hidden, head)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
@@ -289,7 +290,7 @@ def test_nan_counts_as_the_largest_score():
     assert out.lse.isnan().all()
     assert (out.token_ids[:, :2] == torch.tensor([7, 70], device=DEVICE)).all()
     kept = torch.tensor([i for i in range(100) if i not in (7, 70)], device=DEVICE)
-    best = kept[chain(hidden, clean[1]).argmax(1)]
+    best = kept[logits_of(hidden, clean[1]).argmax(1)]
     assert (out.token_ids[:, 2] == best).all()
 
 
@@ -302,7 +303,7 @@ def test_a_nan_row_of_hidden_leaves_other_rows_alone():
     assert out.lse[1].isnan()
     good = torch.tensor([0, 2], device=DEVICE)
     rest = TopK(*(t[good] for t in out))
-    assert_right(rest, exact(hidden[good], head), chain(hidden[good], head))
+    assert_right(rest, hidden[good], head)
 
 
 def test_infinities():
@@ -356,7 +357,7 @@ def test_workspace_and_outputs_are_used_again():
         out = poisoned(rows, k)
         got = reduced_vocab_topk(hidden, head, k, workspace=workspace, out=out)
         assert got is out
-        assert_right(out, exact(hidden, head), chain(hidden, head))
+        assert_right(out, hidden, head)
 
 
 @pytest.mark.parametrize("cuts", [(100,), (37,), (10, 20, 64)])
@@ -407,8 +408,7 @@ def test_offsets_beyond_two_to_the_31():
     far.copy_(torch.randn(2, width))
     scale = torch.rand(50, device=DEVICE) * 0.02
     out = reduced_vocab_topk(far, full, 5, row_ids=row_ids, head_scale=scale, out=poisoned(2, 5))
-    weights = full[row_ids].float()
-    assert_right(out, exact(far, weights, scale), chain(far.clone(), weights, scale), row_ids)
+    assert_right(out, far.clone(), full[row_ids].float(), scale, token_ids=row_ids)
 
 
 def ones(*shape, dtype=FP16):
@@ -498,7 +498,7 @@ def test_real_sizes(rows, k):
     head *= 0.02
     ids = some_ids(47149, 151936)
     out = reduced_vocab_topk(hidden, head, k, token_map=ids, out=poisoned(rows, k))
-    assert_right(out, exact(hidden, head), chain(hidden, head), ids)
+    assert_right(out, hidden, head, token_ids=ids)
 
 
 @pytest.mark.gpu

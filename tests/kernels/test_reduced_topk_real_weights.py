@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from bench.checks import ties_to_smaller_id
-from bench.ops._reduced_topk_inputs import Reference, check
+from bench.ops._reduced_topk_check import Reference, check_float32
+from bench.ops._reduced_topk_inputs import logits_of, normed
 from frspec_kernels.reduced_topk import FinalNorm, reduced_vocab_topk
 from sgl_frspec.maps import load_token_map
 
@@ -55,23 +56,22 @@ def real() -> RealHead:
     return RealHead(hidden, weight, eps, head, hot_ids.long().sort().values.to(DEVICE))
 
 
-def logits_of(real, weights, scale=None):
-    """Of PyTorch's chain in the type of hidden, and exact, both with the model's final norm."""
-    result = []
-    for dtype in (DTYPE, torch.float64):
-        hidden, weight = real.hidden.to(dtype), real.norm_weight.to(dtype)
-        normed = torch.nn.functional.rms_norm(hidden, weight.shape, weight, real.eps)
-        logits = normed @ weights.to(dtype).T
-        logits = logits if dtype == torch.float64 else logits.float()
-        result.append(logits if scale is None else logits * scale.to(logits.dtype))
-    return result
+def reference_of(real, weights, scale=None):
+    """Exact, in the type of hidden, and in float32, all with the model's final norm."""
+    norm = FinalNorm(real.norm_weight, real.eps)
+    hidden = normed(real.hidden, norm).float()
+    return Reference(
+        logits_of(real.hidden.double(), weights.double(), scale, norm),
+        logits_of(real.hidden, weights.to(DTYPE), scale, norm),
+        logits_of(hidden, weights.float(), scale, None),
+        real.hot_ids,
+    )
 
 
 def assert_right(real, weights, **options: Any):
     norm = FinalNorm(real.norm_weight, real.eps)
     out = reduced_vocab_topk(real.hidden, options.pop("head"), K, norm=norm, **options)
-    stock, truth = logits_of(real, weights, options.get("head_scale"))
-    verdict = check(out, Reference(truth, stock, real.hot_ids))
+    verdict = check_float32(out, reference_of(real, weights, options.get("head_scale")))
     verdict &= ties_to_smaller_id(out.probs, out.token_ids)
     assert verdict.ok, verdict.why
 
@@ -102,7 +102,7 @@ def test_the_most_probable_token_is_the_models_own(real):
     weights = real.head[real.hot_ids]
     norm = FinalNorm(real.norm_weight, real.eps)
     out = reduced_vocab_topk(real.hidden, weights, 1, token_map=real.hot_ids, norm=norm)
-    full = logits_of(real, real.head)[1]
+    full = logits_of(real.hidden.double(), real.head.double(), None, norm)
     best = full.argmax(1)
     gap = full.topk(2).values.diff(dim=1).abs()[:, 0] > 0.1
     hot = torch.isin(best, real.hot_ids) & gap

@@ -1,0 +1,104 @@
+"""When a draft head's result is right: the rule of :mod:`bench.checks` for its probabilities.
+
+What is compared is the logarithm of each returned probability: its error is the relative error of
+the probability. The stock chain's error in a row is its worst among the row's ``YARDSTICK_IDS``
+most probable ids (for the log-sum-exp, of their logits). Those are where the top-k comes from; over
+so many, no lucky zero of PyTorch's decides, and the tail of the vocabulary, whose logits may round
+more coarsely, excuses nothing.
+
+The stock chain rounds logits to the type of hidden, 0.02 to 0.06 of a logit in bf16. A kernel that
+keeps float32 logits must also hold against PyTorch's chain in float32, some thousand times sharper:
+this is what shows a wrong tile, a lost slice or an inexact sum.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bench.checks import SLACK, Verdict, fail, topk_matches, ulp
+
+YARDSTICK_IDS = 64
+# Tensor cores cut off what a float32 sum would round, and the exponential is the GPU's own.
+FLOAT32_SLACK = 4.0
+FLOAT32_ULPS = 16
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Logits [B, V], and the token id of each column.
+
+    Attributes:
+        truth: in fp64.
+        stock: of the stock chain: rounded to the type of hidden.
+        float32: of the same chain with float32 products and sums.
+        token_ids: [V].
+    """
+
+    truth: Tensor
+    stock: Tensor
+    float32: Tensor
+    token_ids: Tensor
+
+
+class _Bounds(NamedTuple):
+    """What may be off in each row: [B, 1]."""
+
+    log_probs: Tensor
+    lse: Tensor
+
+
+def check(out: tuple[Tensor, ...], ref: Reference) -> Verdict:
+    """Probabilities [B, k], ids [B, k] and, if there is one, log-sum-exp [B]: as good as stock."""
+    worst = _worst(ref.stock, ref.truth, out[0].shape[1])
+    bounds = _Bounds(*(SLACK * error for error in worst))
+    return _within(out, ref, bounds, "the stock chain's error")
+
+
+def check_float32(out: tuple[Tensor, ...], ref: Reference) -> Verdict:
+    """:func:`check`, and as good as float32 logits are."""
+    rounding = FLOAT32_ULPS * ulp(ref.truth.abs().amax(1, keepdim=True).clamp(min=1), torch.float32)
+    worst = _worst(ref.float32, ref.truth, out[0].shape[1])
+    bounds = _Bounds(*(FLOAT32_SLACK * error + rounding for error in worst))
+    return check(out, ref) & _within(out, ref, bounds, "what float32 logits allow")
+
+
+def _worst(logits: Tensor, truth: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Largest errors of the log-probabilities and of the logits of a row's most probable ids."""
+    count = min(max(k, YARDSTICK_IDS), truth.shape[1])
+    ids = truth.topk(count, dim=1).indices
+    off = logits.gather(1, ids).double() - truth.gather(1, ids)
+    lse_off = logits.logsumexp(1, keepdim=True).double() - truth.logsumexp(1, keepdim=True)
+    return (off - lse_off).abs().amax(1, keepdim=True), off.abs().amax(1, keepdim=True)
+
+
+def _within(out: tuple[Tensor, ...], ref: Reference, bounds: _Bounds, limit: str) -> Verdict:
+    """``bounds``, and one unit in the last place."""
+    probs, token_ids, *lse = out
+    columns = _columns(token_ids, ref.token_ids)
+    if columns is None:
+        return fail("a token id is not in the map")
+    true_lse = ref.truth.logsumexp(1, keepdim=True)
+    log_p = ref.truth - true_lse
+    of_each = bounds.log_probs + ulp(log_p.gather(1, columns), torch.float32)
+    verdict = topk_matches(probs.double().log(), columns, log_p, of_each)
+    for sums in lse:
+        verdict &= _close(sums, true_lse[:, 0], bounds.lse[:, 0])
+    return verdict if verdict.ok else fail(f"beyond {limit}: {verdict.why}", verdict.error)
+
+
+def _columns(token_ids: Tensor, known: Tensor) -> Tensor | None:
+    """Where ``token_ids`` [B, k] stand in ``known`` [V], or None if one does not."""
+    order = known.argsort()
+    at = torch.searchsorted(known[order], token_ids.contiguous()).clamp(max=len(known) - 1)
+    columns = order[at]
+    return columns if (known[columns] == token_ids).all() else None
+
+
+def _close(lse: Tensor, truth: Tensor, bound: Tensor) -> Verdict:
+    off = (lse.double() - truth).abs()
+    limit = bound + ulp(truth, lse.dtype)
+    if (off <= limit).all():  # NaN is not
+        return Verdict(True, off.max().item() if off.numel() else 0.0)
+    return fail(f"log-sum-exp {lse.tolist()}, truth {truth.tolist()} ± {limit.tolist()}")
