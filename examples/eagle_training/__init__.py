@@ -8,6 +8,8 @@ loss       cross-entropy through the frozen head without keeping the logits
 train      the self-feeding training loop, stopped by the clock
 tree       SGLang's draft tree, in torch
 evaluate   accept length over whole greedy replies
+accept_by_size  the same against the size of the token map
+run        the stages from prompts to a measured draft; an example says what is continued
 
 Nothing here knows a particular target: prompts, sizes and times come from the caller.
 """

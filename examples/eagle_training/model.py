@@ -37,6 +37,8 @@ class DraftConfig:
     def like(cls, target: Any) -> "DraftConfig":
         """Take every size from a Hugging Face configuration of the target."""
         rope = getattr(target, "rope_parameters", None) or {}
+        # Models with sliding layers rotate by kind of layer; the draft reads the whole context.
+        rope = rope.get("full_attention", rope)
         theta = rope.get("rope_theta") or getattr(target, "rope_theta", None)
         if theta is None:
             raise ValueError("the target's configuration states no single rope_theta")
@@ -147,8 +149,18 @@ class EagleDraft(nn.Module):
         return x + self.layer.mlp(normed)
 
 
-def save_draft(draft: EagleDraft, folder: Path) -> None:
-    """Write ``config.json`` and bf16 ``model.safetensors`` as SGLang loads them."""
+def embedding_factor(target: Any) -> float:
+    """What a target multiplies its stored embedding by (Gemma: the root of its hidden size)."""
+    return float(getattr(target.get_input_embeddings(), "embed_scale", 1.0))
+
+
+def save_draft(draft: EagleDraft, folder: Path, embedding_factor: float = 1.0) -> None:
+    """Write ``config.json`` and bf16 ``model.safetensors`` as SGLang loads them.
+
+    SGLang gives the draft the target's stored embedding, and its Llama draft multiplies it by
+    nothing. A draft that was trained on the multiplied one carries ``embedding_factor`` in ``fc``,
+    which reads nothing but embedding and hidden state and is linear.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["LlamaForCausalLMEagle"],
@@ -163,7 +175,10 @@ def save_draft(draft: EagleDraft, folder: Path) -> None:
         "torch_dtype": "bfloat16",
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    weights = {k: v.detach().to(torch.bfloat16).cpu() for k, v in draft.state_dict().items()}
+    state = draft.state_dict()
+    embedding, hidden = state["fc.weight"].detach().chunk(2, dim=1)
+    state["fc.weight"] = torch.cat((embedding * embedding_factor, hidden), dim=1)
+    weights = {k: v.detach().to(torch.bfloat16).cpu() for k, v in state.items()}
     part = folder / "model.safetensors.part"
     save_file(weights, part, metadata={"format": "pt"})
     part.replace(folder / "model.safetensors")
