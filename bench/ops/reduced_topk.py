@@ -2,18 +2,18 @@
 
 ``eager`` is SGLang's chain of operations: product in the type of hidden, cast to float32, softmax,
 top-k, token ids. It always has a contiguous head in the type of hidden; with an fp8 or int8 head or
-gathered rows that is a copy made beforehand, of twice the bytes or more. ``gemm`` is the product
-alone, for context, and ``full`` the same chain over the whole vocabulary.
+gathered rows that is a copy made beforehand, of twice the bytes or more. ``flashinfer`` and
+``sgl_kernel`` are the same chain with their softmax and top-k. ``gemm`` is the product alone, for
+context, and ``full`` the stock chain over the whole vocabulary.
 """
 
 from collections.abc import Callable
-from functools import cache
 
 import torch
-from torch import Tensor
 
-from bench.checks import Verdict, no_worse_than_torch, ties_to_smaller_id
+from bench.checks import Verdict, ties_to_smaller_id
 from bench.op import Case, OpSpec, Provider, Tuning
+from bench.ops import _reduced_topk_rivals as rivals
 from bench.ops._reduced_topk_check import check, check_float32
 from bench.ops._reduced_topk_inputs import (
     CASES,
@@ -23,9 +23,8 @@ from bench.ops._reduced_topk_inputs import (
     Inputs,
     make_inputs,
     reference,
-    stock_chain,
 )
-from bench.providers import compiled, needs_gpu, poisoned
+from bench.providers import needs_gpu, poisoned
 from frspec_kernels.reduced_topk import (
     LaunchConfig,
     TopK,
@@ -62,72 +61,6 @@ def _ours(inputs: Inputs, config: LaunchConfig | None = None) -> Callable[[], To
         inputs.hidden, inputs.head, inputs.k,
         workspace=workspace, out=out, config=config, **inputs.options,
     )  # fmt: skip
-
-
-def _eager(inputs: Inputs) -> Callable[[], tuple[Tensor, Tensor]]:
-    return lambda: stock_chain(inputs)
-
-
-@cache
-def _compiled_chain() -> Callable[..., tuple[Tensor, Tensor]]:
-    def chain(hidden: Tensor, dense: Tensor, token_map: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        return stock_chain(Inputs(k, hidden, dense, dense, token_map))
-
-    return compiled(chain)
-
-
-def _compiled(inputs: Inputs) -> Callable[[], tuple[Tensor, Tensor]]:
-    chain = _compiled_chain()
-    return lambda: chain(inputs.hidden, inputs.dense, inputs.token_map, inputs.k)
-
-
-def _is_plain(case: Case) -> bool:
-    return (case["dtype"], case["kind"], case["H"], case["k"]) == ("bf16", "contiguous", 4096, 10)
-
-
-def _not_compiled(case: Case) -> str | None:
-    """Compilation takes seconds a case: one row count at three sizes shows what it gives."""
-    if _is_plain(case) and case["rows"] == 16 and case["V"] in (8192, 32768, FULL_VOCAB):
-        return needs_gpu(case)
-    return "compiled at 16 rows and three sizes only"
-
-
-def _gemm(inputs: Inputs) -> Callable[[], Tensor]:
-    return lambda: inputs.hidden @ inputs.dense.T
-
-
-def _check_gemm(out: Tensor, inputs: Inputs) -> Verdict:
-    truth = inputs.hidden.double() @ inputs.dense.double().T
-    return no_worse_than_torch(out, inputs.hidden @ inputs.dense.T, truth)
-
-
-def _gemm_bytes(case: Case) -> float:
-    return 2 * (case["V"] * case["H"] + case["rows"] * (case["H"] + case["V"]))
-
-
-def _full_head(inputs: Inputs) -> Inputs:
-    head = torch.randn(
-        FULL_VOCAB, inputs.hidden.shape[1], dtype=inputs.hidden.dtype, device=inputs.hidden.device
-    )
-    head *= 3 / inputs.hidden.shape[1] ** 0.5
-    return Inputs(inputs.k, inputs.hidden, head, head, torch.arange(FULL_VOCAB, device=head.device))
-
-
-def _full(inputs: Inputs) -> Callable[[], tuple[Tensor, ...]]:
-    full = _full_head(inputs)
-    return lambda: (*stock_chain(full), full.dense)
-
-
-def _check_full(out: tuple[Tensor, ...], inputs: Inputs) -> Verdict:
-    probs, token_ids, head = out
-    full = Inputs(inputs.k, inputs.hidden, head, head, torch.arange(len(head), device=head.device))
-    return check((probs, token_ids), reference(full))
-
-
-def _full_only_beside(case: Case) -> str | None:
-    if _is_plain(case) and case["V"] == 32768:
-        return needs_gpu(case)
-    return "the whole vocabulary does not change with V"
 
 
 def _full_bytes(case: Case) -> float:
@@ -177,10 +110,12 @@ OPS = (
         check=check,
         providers={
             "ours": Provider(_ours, check=check_ours),
-            "eager": Provider(_eager),
-            "compiled": Provider(_compiled, missing=_not_compiled),
-            "gemm": Provider(_gemm, missing=needs_gpu, check=_check_gemm, bytes=_gemm_bytes),
-            "full": Provider(_full, _full_only_beside, _check_full, _full_bytes),
+            "eager": Provider(rivals.eager),
+            "compiled": Provider(rivals.compiled_chain, rivals.not_compiled),
+            "flashinfer": Provider(rivals.flashinfer, rivals.plain_only("flashinfer")),
+            "sgl_kernel": Provider(rivals.sgl_kernel, rivals.plain_only("sgl_kernel")),
+            "gemm": Provider(rivals.gemm, needs_gpu, rivals.check_gemm, rivals.gemm_bytes),
+            "full": Provider(rivals.full, rivals.full_only_beside, rivals.check_full, _full_bytes),
         },
         baseline="eager",
         bytes=_bytes,
