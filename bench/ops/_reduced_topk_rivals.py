@@ -80,7 +80,7 @@ def sgl_kernel(inputs: Inputs) -> Callable[[], tuple[Tensor, Tensor]]:
 
 
 def plain_only(package: str) -> Callable[[Case], str | None]:
-    """``missing`` of a chain of ``package``: it runs where it computes what the stock chain does."""
+    """``missing`` of a chain of ``package``: it runs where it computes all that the stock does."""
     missing = needs(package)
     return lambda case: missing(case) if _is_plain(case) else "at H = 4096, bf16, top-10 only"
 
