@@ -24,6 +24,8 @@ from bench.serving.chain import Chain, make_chain
 from bench.serving.shapes import Shape
 
 HOT_RATE = 0.8
+# Raised when the files of a shape change, so that an older folder is written again.
+FORMAT_VERSION = 2
 MAX_POSITIONS = 40_960
 _INPUT_STD, _OUTPUT_STD = 0.02, 1e-5
 # The logit of the right token; others are normal around 0, with this over the root of the width.
@@ -54,7 +56,7 @@ def make_chain_model(folder: Path, shape: Shape, hot_rate: float = HOT_RATE) -> 
     """
     chain = make_chain(shape.vocab, shape.hot, hot_rate)
     model = ChainModel(folder / "target", folder / "draft", folder / "map.pt", chain)
-    record = {"shape": vars(shape), "hot_rate": hot_rate}
+    record = {"version": FORMAT_VERSION, "shape": vars(shape), "hot_rate": hot_rate}
     mark = folder / "shape.json"
     if mark.exists() and json.loads(mark.read_text()) == record:
         return model
