@@ -2,11 +2,17 @@
 # pyright: reportOperatorIssue=false, reportArgumentType=false
 """Splitting a ragged batch of key lists over the GPU, and merging the parts' softmax states.
 
-A request with context ``n`` and ``t`` tree keys has ``ceil(n / BLOCK_N) + ceil(t / BLOCK_N)`` key
-tiles. The launch has a fixed number of slots; each program recomputes the same plan from the
-lengths on the device, so one captured launch serves any lengths:
+A request with context ``n`` and ``t`` tree keys has ``floor(n / BLOCK_N)`` whole tiles, which need
+no mask, and a tail of masked tiles: what is left of the context, then the tree's keys. A masked
+tile takes about as long as two whole ones: nothing of it is loaded ahead. The launch has a fixed
+number of slots; each program recomputes the same plan from the lengths on the device, so one
+captured launch serves any lengths:
 
-    splits_b = clamp(round(slots * tiles_b / sum(tiles)), 1, floor(tiles_b / min_tiles))
+    weight_b = whole_b + 2 tail_b
+    splits_b = clamp(round(slots * weight_b / sum(weight)), 1, floor(tiles_b / min_tiles))
+
+Split ``s`` of ``S`` takes the tiles that begin in ``[s, s + 1) * weight_b / S``. With TAIL_APART
+(one request, few rows) the splits share the whole tiles, and one more program takes the tail.
 
 Rounding to the nearest keeps ``sum(splits) <= slots + B``, and requests that are really split use
 at most ``4/3 * slots`` parts (each such share is >= 1.5), which bounds the workspace for any batch.
@@ -18,10 +24,12 @@ query heads of one KV head), ``P`` parts, ``S`` splits of one request.
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
+
+from frspec_kernels.pdl import wait_for_previous
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
+TAIL_WEIGHT = tl.constexpr(2)  # of a masked tile, in whole ones
 
 
 @triton.jit
@@ -34,10 +42,11 @@ def plan_splits(
     min_tiles,
     WINDOW_LEFT: tl.constexpr,
     HAS_LENS: tl.constexpr,
+    TAIL_APART: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_B: tl.constexpr,
 ):
-    """Per request: tiles in a split, splits, first program, first part. Same in every program."""
+    """Per request: splits, first program, first part. The same in every program."""
     offs_b = tl.arange(0, BLOCK_B)
     mask_b = offs_b < batch
     if HAS_LENS:
@@ -49,18 +58,47 @@ def plan_splits(
         context = tl.minimum(context, WINDOW_LEFT)
     keys = tl.load(key_indptr_ptr + offs_b + 1, mask=mask_b, other=0)
     keys = (keys - tl.load(key_indptr_ptr + offs_b, mask=mask_b, other=0)).to(tl.int32)
-    tiles = (context + BLOCK_N - 1) // BLOCK_N + (keys + BLOCK_N - 1) // BLOCK_N
+    whole, tail = count_tiles(context, keys, BLOCK_N)
     # A request with queries but nothing to see still needs a program to write its zeros.
-    tiles = tl.where(mask_b, tl.maximum(tiles, 1), 0)
-    total = tl.maximum(tl.sum(tiles, axis=0), 1)
-    splits = (2 * tiles * num_slots + total) // (2 * total)
-    splits = tl.maximum(tl.minimum(splits, tiles // min_tiles), 1)
-    chunk = tl.maximum((tiles + splits - 1) // splits, 1)
-    splits = (tiles + chunk - 1) // chunk
+    weight = tl.where(mask_b, tl.maximum(whole + TAIL_WEIGHT * tail, 1), 0)
+    total = tl.maximum(tl.sum(weight, axis=0), 1)
+    splits = (2 * weight * num_slots + total) // (2 * total)
+    most = whole if TAIL_APART else whole + tail
+    splits = tl.maximum(tl.minimum(splits, most // min_tiles), 1)
+    if TAIL_APART:
+        splits += ((splits > 1) & (tail > 0)).to(tl.int32)
+    splits = tl.where(mask_b, splits, 0)
     parts = tl.where(splits > 1, splits, 0)
     first_program = tl.cumsum(splits, axis=0) - splits
     first_part = tl.cumsum(parts, axis=0) - parts
-    return chunk, splits, first_program, first_part
+    return splits, first_program, first_part
+
+
+@triton.jit
+def count_tiles(context, keys, BLOCK_N: tl.constexpr):
+    """Whole context tiles, and tiles of the tail."""
+    rest = (context % BLOCK_N > 0).to(tl.int32)
+    return context // BLOCK_N, rest + (keys + BLOCK_N - 1) // BLOCK_N
+
+
+@triton.jit
+def split_tiles(split, splits, whole, tail, TAIL_APART: tl.constexpr):
+    """First and last + 1 of a split's whole tiles, then of its tail's tiles."""
+    if TAIL_APART:
+        shares = splits - ((splits > 1) & (tail > 0)).to(tl.int32)
+        first = tl.minimum(split * whole // shares, whole)
+        last = tl.minimum((split + 1) * whole // shares, whole)
+        tail_first = tl.where(split == splits - 1, 0, tail)
+        tail_last = tail
+    else:
+        weight = whole + TAIL_WEIGHT * tail
+        first = split * weight // splits
+        last = (split + 1) * weight // splits
+        tail_first = (tl.maximum(first - whole, 0) + TAIL_WEIGHT - 1) // TAIL_WEIGHT
+        tail_last = (tl.maximum(last - whole, 0) + TAIL_WEIGHT - 1) // TAIL_WEIGHT
+        first = tl.minimum(first, whole)
+        last = tl.minimum(last, whole)
+    return first, last, tail_first, tail_last
 
 
 @triton.jit
@@ -70,28 +108,24 @@ def pick(values, index, BLOCK_B: tl.constexpr):
 
 
 @triton.jit
-def softmax_step(
+def softmax_weights(
     scores,  # [BLOCK_M, BLOCK_N] float32
     scale,  # base-2 logits are scores * scale
-    v,  # [BLOCK_N, BLOCK_DV]
-    acc,  # [BLOCK_M, BLOCK_DV] float32
     m_i,  # [BLOCK_M] float32
     l_i,  # [BLOCK_M] float32
     MASKED: tl.constexpr,
-    v_factor=1.0,  # of v in the units of acc, applied when MASKED
 ):
-    """One online-softmax step in base 2; with MASKED a row may be all ``-inf``."""
+    """Weights of one more tile, the factor of what was summed before, the new maximum and sum.
+
+    With MASKED a row may be all ``-inf``.
+    """
     m_new = tl.maximum(m_i, tl.max(scores, axis=1) * scale)
     shift = m_new
     if MASKED:
         shift = tl.where(m_new == float("-inf"), 0.0, m_new)
     alpha = tl.exp2(m_i - shift)
     p = tl.exp2(scores * scale - shift[:, None])
-    l_i = l_i * alpha + tl.sum(p, axis=1)
-    if MASKED:
-        p = p * v_factor
-    acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
-    return acc, m_new, l_i
+    return p, alpha, m_new, l_i * alpha + tl.sum(p, axis=1)
 
 
 @triton.jit
@@ -121,71 +155,81 @@ def merge_splits_kernel(
     stride_out_node,
     stride_out_head,
     stride_lse_node,
+    KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     DV: tl.constexpr,
     WINDOW_LEFT: tl.constexpr,
     HAS_LENS: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     STORE_LSE: tl.constexpr,
+    TAIL_APART: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    BLOCK_R: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
-    """One program a (node, query head): weighted mean of its parts, sink included."""
-    node = tl.program_id(0)
-    head = tl.program_id(1)
-    offs_b = tl.arange(0, BLOCK_B)
-    ends = tl.load(qo_indptr_ptr + offs_b + 1, mask=offs_b < batch, other=2147483647)
-    request = tl.sum((ends <= node).to(tl.int32), axis=0)
-    _, splits, _, first_part = plan_splits(
+    """BLOCK_R rows of a (request, KV head) at a time: weighted mean of the parts, sink included.
+
+    Programs stride over the row blocks of the requests that are split: when none is, they end.
+    """
+    # The plan reads what the splits' launch waited for, so it may run before they have finished.
+    splits_b, _, first_part_b = plan_splits(
         kv_indptr_ptr, context_lens_ptr, key_indptr_ptr, batch, num_slots,
-        min_tiles, WINDOW_LEFT, HAS_LENS, BLOCK_N, BLOCK_B,
+        min_tiles, WINDOW_LEFT, HAS_LENS, TAIL_APART, BLOCK_N, BLOCK_B,
     )  # fmt: skip
-    splits = pick(splits, request, BLOCK_B)
-    if USE_PDL:
-        # Also where there is nothing to merge: the launch ends when its programs have, and what
-        # comes next reads what the splits' programs wrote.
-        gdc_wait()
-    if (request >= batch) | (splits <= 1):
-        return
-    first_part = pick(first_part, request, BLOCK_B)
-    kv_heads = tl.num_programs(1) // GROUP
-    local = (node - tl.load(qo_indptr_ptr + request)).to(tl.int32)
-    row = local * GROUP + head % GROUP
+    offs_b = tl.arange(0, BLOCK_B)
+    mask_b = offs_b < batch
+    node_start_b = tl.load(qo_indptr_ptr + offs_b, mask=mask_b, other=0)
+    node_end_b = tl.load(qo_indptr_ptr + offs_b + 1, mask=mask_b, other=0)
+    rows_b = (node_end_b - node_start_b).to(tl.int32) * GROUP
+    blocks_b = tl.where(splits_b > 1, (rows_b + BLOCK_R - 1) // BLOCK_R * KV_HEADS, 0)
+    ends_b = tl.cumsum(blocks_b, axis=0)
     offs_s = tl.arange(0, BLOCK_S)
     offs_d = tl.arange(0, BLOCK_DV)
     mask_d = offs_d < DV
-    if HAS_SINKS:
-        m_i = tl.zeros([1], tl.float32) + tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E
-    else:
-        m_i = tl.full([1], float("-inf"), tl.float32)
-    l_i = tl.where(m_i == float("-inf"), 0.0, 1.0)
-    acc = tl.zeros([BLOCK_DV], tl.float32)
-    for start in range(0, splits, BLOCK_S):
-        mask_s = start + offs_s < splits
-        part = ((first_part + start + offs_s).to(tl.int64) * kv_heads + head // GROUP) * max_rows
-        part += row
-        lse = tl.load(part_lse_ptr + part, mask=mask_s, other=float("-inf"))
-        outs = tl.load(
-            part_out_ptr + part[:, None] * DV + offs_d[None, :],
-            mask=mask_s[:, None] & mask_d[None, :],
-            other=0.0,
-        )
-        m_new = tl.maximum(m_i, tl.max(lse, axis=0))
-        shift = tl.where(m_new == float("-inf"), 0.0, m_new)
-        alpha = tl.exp2(m_i - shift)
-        weights = tl.exp2(lse - shift)
-        l_i = l_i * alpha + tl.sum(weights, axis=0)
-        acc = acc * alpha + tl.sum(outs * weights[:, None], axis=0)
-        m_i = m_new
-    seen = l_i > 0
-    acc = acc / tl.where(seen, l_i, 1.0)
-    out = out_ptr + node.to(tl.int64) * stride_out_node + head * stride_out_head + offs_d
-    tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=mask_d)
-    if STORE_LSE:
-        lse_2 = tl.where(seen, m_i + tl.log2(tl.where(seen, l_i, 1.0)), float("-inf"))
+    wait_for_previous(USE_PDL)
+    for block in range(tl.program_id(0), tl.sum(blocks_b, axis=0), tl.num_programs(0)):
+        request = tl.sum((ends_b <= block).to(tl.int32), axis=0)
+        local = block - pick(ends_b - blocks_b, request, BLOCK_B)
+        kv_head = local % KV_HEADS
+        row = local // KV_HEADS * BLOCK_R + tl.arange(0, BLOCK_R)
+        mask_r = row < pick(rows_b, request, BLOCK_B)
+        splits = pick(splits_b, request, BLOCK_B)
+        first_part = pick(first_part_b, request, BLOCK_B)
+        node = (pick(node_start_b, request, BLOCK_B) + row // GROUP).to(tl.int64)
+        head = kv_head * GROUP + row % GROUP
+        if HAS_SINKS:
+            sink = tl.load(sinks_ptr + head, mask=mask_r, other=float("-inf"))
+            m_i = sink.to(tl.float32) * LOG2_E
+        else:
+            m_i = tl.full([BLOCK_R], float("-inf"), tl.float32)
+        l_i = tl.where(m_i == float("-inf"), 0.0, 1.0)
+        acc = tl.zeros([BLOCK_R, BLOCK_DV], tl.float32)
+        for start in range(0, splits, BLOCK_S):
+            part = (first_part + start + offs_s).to(tl.int64) * KV_HEADS + kv_head
+            part_row = part[:, None] * max_rows + row[None, :]
+            mask = (start + offs_s < splits)[:, None] & mask_r[None, :]
+            lse = tl.load(part_lse_ptr + part_row, mask=mask, other=float("-inf"))
+            outs = tl.load(
+                part_out_ptr + part_row[:, :, None] * DV + offs_d[None, None, :],
+                mask=mask[:, :, None] & mask_d[None, None, :],
+                other=0.0,
+            )
+            m_new = tl.maximum(m_i, tl.max(lse, axis=0))
+            shift = tl.where(m_new == float("-inf"), 0.0, m_new)
+            alpha = tl.exp2(m_i - shift)
+            weights = tl.exp2(lse - shift[None, :])
+            l_i = l_i * alpha + tl.sum(weights, axis=0)
+            acc = acc * alpha[:, None] + tl.sum(outs * weights[:, :, None], axis=0)
+            m_i = m_new
+        acc, lse_2 = normalise(acc, m_i, l_i, 1.0)
+        out = out_ptr + node * stride_out_node + head * stride_out_head
         tl.store(
-            lse_ptr + node.to(tl.int64) * stride_lse_node + head + tl.arange(0, 1), lse_2 * LN_2
+            out[:, None] + offs_d[None, :],
+            acc.to(out_ptr.dtype.element_ty),
+            mask=mask_r[:, None] & mask_d[None, :],
         )
+        if STORE_LSE:
+            tl.store(lse_ptr + node * stride_lse_node + head, lse_2 * LN_2, mask=mask_r)

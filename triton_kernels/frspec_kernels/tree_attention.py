@@ -114,9 +114,13 @@ def tree_attention(
         **common, **scores, **_key_arguments(q, context, tree, config)
     )
     if launch.num_slots > 1:
-        merge: dict[str, Any] = {"BLOCK_S": config.merge_block_s, "num_warps": 4}
-        merge |= pdl_options(q.device)
-        merge_splits_kernel[(q.shape[0], sizes.q_heads)](**(common | merge))
+        merge: dict[str, Any] = {
+            "KV_HEADS": sizes.kv_heads,
+            "BLOCK_S": config.merge_block_s,
+            "BLOCK_R": config.merge_block_r,
+            "num_warps": 4,
+        }
+        merge_splits_kernel[(launch.merge_programs,)](**(common | merge))
     return out
 
 
@@ -178,10 +182,11 @@ def _common_arguments(
         "GROUP": sizes.group,
         "DV": sizes.head_dim_v,
         "HAS_LENS": context.lengths is not None,
-        "USE_PDL": pdl_options(tree.mask.device)["USE_PDL"],
+        "TAIL_APART": config.tail_apart and tree.batch == 1,
         "BLOCK_B": _block_b(tree.batch),
         "BLOCK_N": config.block_n,
         "BLOCK_DV": triton.next_power_of_2(sizes.head_dim_v),
+        **pdl_options(tree.mask.device),
     }
 
 
@@ -226,6 +231,7 @@ def _key_arguments(
         "PAGE_SIZE": context.page_size,
         "TREE_IN_CACHE": tree.slots is not None,
         "PREFETCH": config.prefetch,
+        "OVERLAP": config.overlap,
         "BLOCK_M": config.block_m,
         "BLOCK_D": triton.next_power_of_2(q.shape[2]),
         "num_warps": config.num_warps,

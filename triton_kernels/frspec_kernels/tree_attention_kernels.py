@@ -1,107 +1,35 @@
-# ruff: noqa: ANN001, ANN201, ANN202 (values inside a kernel have no Python types)
+# ruff: noqa: ANN001, ANN201 (values inside a kernel have no Python types)
 # pyright: reportOperatorIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 # pyright: reportPossiblyUnboundVariable=false
 """Device code of :mod:`frspec_kernels.tree_attention`: one split of a request's keys.
 
 Letters as there; ``P`` parts, ``R`` rows of a request (nodes x query heads of a KV head), ``W``
 mask words. A program is (row tile, KV head, split): row tiles and heads of one split run side by
-side, so that they share its keys in L2. Whole context tiles need no mask; the tail and the tree's
-tiles do.
+side, so that they share its keys in L2. Whole context tiles need no mask; the tail's tiles, what is
+left of the context and the tree, do.
 """
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from frspec_kernels.split_merge import (
     LN_2,
     LOG2_E,
+    count_tiles,
     normalise,
     pick,
     plan_splits,
-    softmax_step,
+    softmax_weights,
+    split_tiles,
 )
-
-
-@triton.jit
-def _load_rows(ptr, rows, stride_row, offs_d, mask_n, D: tl.constexpr, MASK_N: tl.constexpr):
-    """``[BLOCK_N, BLOCK_D]`` rows of a cache; no mask where none is needed."""
-    ptrs = ptr + rows.to(tl.int64)[:, None] * stride_row + offs_d[None, :]
-    if offs_d.shape[0] != D:
-        if MASK_N:
-            return tl.load(ptrs, mask=mask_n[:, None] & (offs_d < D)[None, :], other=0.0)
-        return tl.load(ptrs, mask=(offs_d < D)[None, :], other=0.0)
-    if MASK_N:
-        return tl.load(ptrs, mask=mask_n[:, None], other=0.0)
-    return tl.load(ptrs)
-
-
-@triton.jit
-def _load_either(
-    in_tree, tree_ptr, cache_ptr, rows, stride_tree, stride_cache, offs_d, mask_n,
-    D: tl.constexpr, DTYPE: tl.constexpr,
-):  # fmt: skip
-    """``[BLOCK_N, BLOCK_D]`` rows of the tree's own keys or of the cache, as ``DTYPE``."""
-    if tree_ptr.dtype == cache_ptr.dtype:
-        ptr = tl.where(in_tree, tree_ptr, cache_ptr)
-        stride = tl.where(in_tree, stride_tree, stride_cache)
-        return _load_rows(ptr, rows, stride, offs_d, mask_n, D, True).to(DTYPE)
-    if in_tree:
-        values = _load_rows(tree_ptr, rows, stride_tree, offs_d, mask_n, D, True).to(DTYPE)
-    else:
-        values = _load_rows(cache_ptr, rows, stride_cache, offs_d, mask_n, D, True).to(DTYPE)
-    return values
-
-
-@triton.jit
-def _page_slots(indices_ptr, offs, mask_n, PAGE_SIZE: tl.constexpr):
-    """Cache slots of the tokens ``offs`` of one request."""
-    if PAGE_SIZE == 1:
-        return tl.load(indices_ptr + offs, mask=mask_n, other=0)
-    page = tl.load(indices_ptr + offs // PAGE_SIZE, mask=mask_n, other=0)
-    return page * PAGE_SIZE + offs % PAGE_SIZE
-
-
-@triton.jit
-def _capped(scores, scale, cap, CAP: tl.constexpr):
-    """Scores and the factor that makes base-2 logits of them; soft-capped when CAP."""
-    if CAP:
-        x = scores * (scale / cap)
-        return (2.0 * tl.sigmoid(2.0 * x) - 1.0) * cap, LOG2_E
-    return scores, scale * LOG2_E
-
-
-@triton.jit
-def _or(a, b):
-    return a | b
-
-
-@triton.jit
-def _tree_visible(
-    mask_row_ptr,  # [BLOCK_M] row starts
-    mask_m,
-    start,
-    words,
-    BLOCK_N: tl.constexpr,
-):
-    """Of the keys ``start .. start + BLOCK_N``: bits ``[BLOCK_M, BLOCK_N]``, those of any row."""
-    offs_n = tl.arange(0, BLOCK_N)
-    columns = tl.arange(0, BLOCK_N // 32)[None, :]
-    index = start // 32 + columns
-    # One load a word. The sums below only pick; loading each column by itself would make the
-    # compiler repeat the loads for every element of the result.
-    tile = tl.load(mask_row_ptr[:, None] + index, mask=mask_m[:, None] & (index < words), other=0)
-    any_row = tl.reduce(tile, 0, _or)[None, :]
-    bits = tl.zeros([mask_row_ptr.shape[0], BLOCK_N], tl.int32)
-    any_bits = tl.zeros([BLOCK_N], tl.int32)
-    for i in tl.static_range(BLOCK_N // 32):
-        word = tl.sum(tl.where(columns == i, tile, 0), axis=1)
-        bits = tl.where((offs_n // 32 == i)[None, :], word[:, None], bits)
-        any_bits = tl.where(
-            offs_n // 32 == i, tl.sum(tl.where(columns == i, any_row, 0), axis=1), any_bits
-        )
-    shift = offs_n % 32
-    return ((bits >> shift[None, :]) & 1) == 1, ((any_bits >> shift) & 1) == 1
+from frspec_kernels.tree_attention_loads import (
+    capped,
+    load_either,
+    load_rows,
+    page_slots,
+    tree_visible,
+)
 
 
 @triton.jit(
@@ -167,7 +95,9 @@ def tree_attention_kernel(
     HAS_CAP: tl.constexpr,
     STORE_LSE: tl.constexpr,
     TREE_IN_CACHE: tl.constexpr,
+    TAIL_APART: tl.constexpr,
     PREFETCH: tl.constexpr,
+    OVERLAP: tl.constexpr,
     USE_PDL: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -179,13 +109,14 @@ def tree_attention_kernel(
     m_tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     program = tl.program_id(2)
-    chunk, splits, first_program, first_part = plan_splits(
+    if USE_PDL:
+        gdc_wait()
+        gdc_launch_dependents()  # only now: the merge plans from what this launch waited for
+    splits, first_program, first_part = plan_splits(
         kv_indptr_ptr, context_lens_ptr, key_indptr_ptr, batch, num_slots,
-        min_tiles, WINDOW_LEFT, HAS_LENS, BLOCK_N, BLOCK_B,
+        min_tiles, WINDOW_LEFT, HAS_LENS, TAIL_APART, BLOCK_N, BLOCK_B,
     )  # fmt: skip
     request = tl.sum((first_program + splits <= program).to(tl.int32), axis=0)
-    if USE_PDL:
-        gdc_launch_dependents()
     if request >= batch:
         return
     node_start = tl.load(qo_indptr_ptr + request)
@@ -204,10 +135,10 @@ def tree_attention_kernel(
     first_key = 0
     if WINDOW_LEFT >= 0:
         first_key = length - tl.minimum(length, WINDOW_LEFT)
-    prefix_tiles = (length - first_key + BLOCK_N - 1) // BLOCK_N
+    whole, tail = count_tiles(length - first_key, keys, BLOCK_N)
     splits = pick(splits, request, BLOCK_B)
-    chunk = pick(chunk, request, BLOCK_B)
     split = program - pick(first_program, request, BLOCK_B)
+    first, last, tail_first, tail_last = split_tiles(split, splits, whole, tail, TAIL_APART)
 
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, BLOCK_D)
@@ -229,49 +160,67 @@ def tree_attention_kernel(
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
 
-    lo = tl.minimum(first_key + split * chunk * BLOCK_N, length)
-    hi = tl.minimum(first_key + (split + 1) * chunk * BLOCK_N, length)
-    full = lo + (hi - lo) // BLOCK_N * BLOCK_N
+    lo = first_key + first * BLOCK_N
+    hi = first_key + last * BLOCK_N
     all_n = offs_n < BLOCK_N
-    slots = _page_slots(indices_ptr, lo + offs_n, lo + offs_n < hi, PAGE_SIZE)
-    for start in range(lo, full, BLOCK_N):
+    slots = page_slots(indices_ptr, lo + offs_n, lo + offs_n < hi, PAGE_SIZE)
+    if OVERLAP:
+        # The product with the values of the tile before runs on the tensor cores while this tile's
+        # softmax is computed. The first tile's values stand in for those before it, weighed 0.
+        v_slots = slots.to(tl.int64)
+        p_bits = tl.zeros([BLOCK_M, BLOCK_N], tl.int16)
+        alpha = tl.full([BLOCK_M], 1.0, tl.float32)
+    for start in range(lo, hi, BLOCK_N):
         if PREFETCH:
             ahead = start + BLOCK_N + offs_n
-            next_slots = _page_slots(indices_ptr, ahead, ahead < hi, PAGE_SIZE)
+            next_slots = page_slots(indices_ptr, ahead, ahead < hi, PAGE_SIZE)
         else:
-            slots = _page_slots(indices_ptr, start + offs_n, all_n, PAGE_SIZE)
-        k = _load_rows(k_head_ptr, slots, stride_k_slot, offs_d, all_n, D, False)
-        scores, scale = _capped(
+            slots = page_slots(indices_ptr, start + offs_n, all_n, PAGE_SIZE)
+        k = load_rows(k_head_ptr, slots, stride_k_slot, offs_d, all_n, D, False)
+        scores, scale = capped(
             tl.dot(q, tl.trans(k.to(q.dtype))), sm_scale * k_scale, logit_cap, HAS_CAP
         )
+        if OVERLAP:
+            acc = acc * alpha[:, None]
+            v = load_rows(v_head_ptr, v_slots, stride_v_slot, offs_dv, all_n, DV, False)
+            acc = tl.dot(p_bits.to(q.dtype, bitcast=True), v.to(q.dtype), acc)
+            v_slots = slots.to(tl.int64)  # pipelining needs a carried value computed in the loop
         if WINDOW_LEFT >= 0:
             distance = length - start - offs_n[None, :] + depth[:, None]
             scores = tl.where(distance <= WINDOW_LEFT, scores, float("-inf"))
-        v = _load_rows(v_head_ptr, slots, stride_v_slot, offs_dv, all_n, DV, False)
-        acc, m_i, l_i = softmax_step(scores, scale, v.to(q.dtype), acc, m_i, l_i, WINDOW_LEFT >= 0)
+        weights, alpha, m_i, l_i = softmax_weights(scores, scale, m_i, l_i, WINDOW_LEFT >= 0)
+        p = weights.to(q.dtype)
+        if OVERLAP:
+            # Carried as bits: weights that a loop carries as such would go through shared memory.
+            p_bits = p.to(tl.int16, bitcast=True)
+        else:
+            v = load_rows(v_head_ptr, slots, stride_v_slot, offs_dv, all_n, DV, False)
+            acc = tl.dot(p, v.to(q.dtype), acc * alpha[:, None])
         if PREFETCH:
             slots = next_slots
-    # Tiles that need a mask: the rest of the context, then the tree's own keys.
+    if OVERLAP and first < last:
+        v = load_rows(v_head_ptr, v_slots, stride_v_slot, offs_dv, all_n, DV, False)
+        p = p_bits.to(q.dtype, bitcast=True)
+        acc = tl.dot(p, v.to(q.dtype), acc * alpha[:, None])
+    # The tail: the rest of the context, then the tree's own keys.
     kt_head_ptr = k_tree_ptr + kv_head * stride_kt_head
     vt_head_ptr = v_tree_ptr + kv_head * stride_vt_head
     mask_row_ptr = mask_ptr + node * stride_mask
-    tiles = prefix_tiles + (keys + BLOCK_N - 1) // BLOCK_N
-    first_tile = split * chunk + (full - lo) // BLOCK_N
-    last_tile = tl.minimum((split + 1) * chunk, tiles)
+    rest = ((length - first_key) % BLOCK_N > 0).to(tl.int32)
     # What the compiler would move in front of this loop would fill registers in the one above.
-    for tile in tl.range(first_tile, last_tile, num_stages=1, disable_licm=True):
-        in_tree = tile >= prefix_tiles
-        start = tl.where(in_tree, (tile - prefix_tiles) * BLOCK_N, first_key + tile * BLOCK_N)
+    for tile in tl.range(tail_first, tail_last, num_stages=1, disable_licm=True):
+        in_tree = tile >= rest
+        start = tl.where(in_tree, (tile - rest) * BLOCK_N, first_key + whole * BLOCK_N)
         mask_n = start + offs_n < tl.where(in_tree, keys, length)
         if not in_tree:
-            rows_n = _page_slots(indices_ptr, start + offs_n, mask_n, PAGE_SIZE).to(tl.int64)
+            rows_n = page_slots(indices_ptr, start + offs_n, mask_n, PAGE_SIZE).to(tl.int64)
         elif TREE_IN_CACHE:
             rows_n = tl.load(tree_slots_ptr + key_start + start + offs_n, mask=mask_n, other=0)
             rows_n = rows_n.to(tl.int64)
         else:
             rows_n = (key_start + start + offs_n).to(tl.int64)
         words = tl.where(in_tree, mask_words, 0)
-        visible, seen_n = _tree_visible(mask_row_ptr, mask_m, start, words, BLOCK_N)
+        visible, seen_n = tree_visible(mask_row_ptr, mask_m, start, words, BLOCK_N)
         visible = tl.where(in_tree, visible, True) & mask_n[None, :]
         # A slot that no node sees may hold anything, and 0 x NaN is NaN.
         seen_n = tl.where(in_tree, seen_n, True) & mask_n
@@ -283,21 +232,23 @@ def tree_attention_kernel(
             ).to(tl.int32)
             key_depth = tl.where(in_tree, key_depth, start + offs_n - length)
             visible = visible & (depth[:, None] - key_depth[None, :] <= WINDOW_LEFT)
-        k = _load_either(
+        k = load_either(
             in_tree, kt_head_ptr, k_head_ptr, rows_n, stride_kt_row, stride_k_slot, offs_d, mask_n,
             D, q.dtype,
+        )  # fmt: skip
+        v = load_either(
+            in_tree, vt_head_ptr, v_head_ptr, rows_n, stride_vt_row, stride_v_slot, offs_dv, seen_n,
+            DV, q.dtype,
         )  # fmt: skip
         tile_scale, v_factor = sm_scale * k_scale, 1.0
         if not TREE_IN_CACHE:
             tile_scale = sm_scale * tl.where(in_tree, 1.0, k_scale)
             v_factor = tl.where(in_tree, 1.0 / v_scale, 1.0)
-        scores, scale = _capped(tl.dot(q, tl.trans(k)), tile_scale, logit_cap, HAS_CAP)
+        scores, scale = capped(tl.dot(q, tl.trans(k)), tile_scale, logit_cap, HAS_CAP)
         scores = tl.where(visible, scores, float("-inf"))
-        v = _load_either(
-            in_tree, vt_head_ptr, v_head_ptr, rows_n, stride_vt_row, stride_v_slot, offs_dv, seen_n,
-            DV, q.dtype,
-        )  # fmt: skip
-        acc, m_i, l_i = softmax_step(scores, scale, v, acc, m_i, l_i, True, v_factor)
+        weights, alpha, m_i, l_i = softmax_weights(scores, scale, m_i, l_i, True)
+        p = (weights * v_factor).to(q.dtype)
+        acc = tl.dot(p, v, acc * alpha[:, None])
 
     # Rows' addresses kept from above would fill registers in the loops. They are computed again,
     # from a value that the compiler cannot know to be the same.

@@ -28,9 +28,13 @@ class TreeAttentionConfig:
     min_tiles: int = 1  # a split is not cut below this many tiles
     prefetch: bool = False  # read a tile's page-table entries one tile ahead
     max_registers: int | None = None  # a cap, for more programs per SM
+    overlap: bool = False  # softmax of a tile beside the product with the values before it
+    tail_apart: bool = False  # for one request: a program of its own for the masked tiles
     merge_block_s: int = 16  # parts that a merge program reads at once
+    merge_block_r: int = 2  # rows of a merge program
 
 
+MERGE_PROGRAMS_PER_SM = 8
 BACKEND = "cuda" if torch.version.hip is None else "hip"
 
 
@@ -62,6 +66,7 @@ class LaunchShape:
     grid: tuple[int, int, int]
     max_parts: int
     max_rows: int
+    merge_programs: int
 
     @classmethod
     def of(
@@ -70,8 +75,16 @@ class LaunchShape:
         """Shape for ``batch`` requests of at most ``rows`` query rows per KV head."""
         m_tiles = max(1, ceil(rows / config.block_m))
         slots = max(1, config.programs_per_sm * sm_count // (kv_heads * m_tiles))
-        programs = slots if batch == 1 else slots + batch
-        return cls(m_tiles, slots, (m_tiles, kv_heads, programs), slots * 4 // 3 + 1, rows)
+        programs = slots + (config.tail_apart if batch == 1 else batch)
+        blocks = batch * kv_heads * ceil(rows / config.merge_block_r)
+        return cls(
+            m_tiles,
+            slots,
+            (m_tiles, kv_heads, programs),
+            slots * 4 // 3 + 1,
+            rows,
+            min(blocks, MERGE_PROGRAMS_PER_SM * sm_count),
+        )
 
 
 def multiprocessors(device: torch.device) -> int:
@@ -113,6 +126,7 @@ def _common_spec(config: TreeAttentionConfig, dim: int, options: dict[str, Any])
         "GROUP": GROUP_32_OVER_8,
         "DV": dim,
         "HAS_LENS": False,
+        "TAIL_APART": config.tail_apart,
         "USE_PDL": False,
         "BLOCK_N": config.block_n,
         "BLOCK_DV": triton.next_power_of_2(dim),
@@ -170,6 +184,7 @@ def _split_spec(
         "PAGE_SIZE": page_size,
         "TREE_IN_CACHE": in_cache,
         "PREFETCH": config.prefetch,
+        "OVERLAP": config.overlap,
         "BLOCK_M": config.block_m,
         "BLOCK_D": triton.next_power_of_2(dim),
     }
@@ -181,5 +196,6 @@ def _merge_spec(config: TreeAttentionConfig, dim: int, **options: Any) -> Compil
     pointers |= dict.fromkeys(("part_out_ptr", "part_lse_ptr"), "fp32")
     if options.get("HAS_SINKS"):
         pointers |= {"sinks_ptr": "fp32", "lse_ptr": "fp32"}
-    constexprs = _common_spec(config, dim, options) | {"BLOCK_S": config.merge_block_s}
+    constexprs = _common_spec(config, dim, options)
+    constexprs |= {"KV_HEADS": 8, "BLOCK_S": config.merge_block_s, "BLOCK_R": config.merge_block_r}
     return _spec(merge_splits_kernel, pointers, constexprs, 4, 3)
