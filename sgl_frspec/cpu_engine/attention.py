@@ -118,8 +118,11 @@ class CPUAttentionBackend(AttentionBackend):
         values = self.token_to_kv_pool.get_value_buffer(layer.layer_id)
         # Rows past the plans (padding) stay zero: nothing reads them, and they must stay finite.
         out = queries.new_zeros(queries.shape[0], layer.tp_q_head_num, layer.v_head_dim)
+        # SGLang counts the positions before the query's own; -1 and None stand for no window.
+        size = layer.sliding_window_size
+        window = None if size is None or size < 0 else size
         for plan in self.plans:
-            out[plan.start : plan.stop] = attend(queries, keys, values, plan, layer.scaling)
+            out[plan.start : plan.stop] = attend(queries, keys, values, plan, layer.scaling, window)
         return out.view(out.shape[0], -1)
 
 
@@ -161,7 +164,6 @@ def _refuse_unsupported(layer: "RadixAttention", extra: dict[str, Any]) -> None:
         for name, present in (
             ("cross attention", layer.is_cross_attention),
             ("encoder-only attention", layer.attn_type == AttentionType.ENCODER_ONLY),
-            ("a sliding window", (layer.sliding_window_size or -1) > -1),
             ("logit soft-capping", bool(layer.logit_cap)),
             *((name, value is not None) for name, value in extra.items()),
         )

@@ -21,18 +21,32 @@ class RequestPlan:
     ``slots`` indexes the pool's slot axis: an int64 tensor ``[m]``, or a slice where the slots
     happen to lie side by side, which spares SDPA a gathered copy. ``mask`` is bool ``[n, m]``, True
     where visible; None with ``causal`` is the lower triangle (n = m), None without it shows all.
+    ``query_at`` ``[n]`` and ``key_at`` ``[m]`` are positions in the text, which windows go by.
     """
 
     start: int
     stop: int
     slots: Tensor | slice
+    query_at: Tensor
+    key_at: Tensor
     mask: Tensor | None = None
     causal: bool = False
+
+    def window_mask(self, window: int) -> Tensor:
+        """The mask of a layer whose queries see at most ``window`` positions back, ``[n, m]``."""
+        near = self.key_at[None, :] >= self.query_at[:, None] - window
+        if self.causal:
+            return near & (self.key_at[None, :] <= self.query_at[:, None])
+        return near if self.mask is None else near & self.mask
 
 
 def plan_decode(rows: Tensor, seq_lens: Sequence[int]) -> list[RequestPlan]:
     """One query a request, over all its tokens; ``seq_lens`` includes the query's own."""
-    return [RequestPlan(b, b + 1, _compact(rows[b, :length])) for b, length in enumerate(seq_lens)]
+    plans = []
+    for b, length in enumerate(seq_lens):
+        at = torch.arange(length)
+        plans.append(RequestPlan(b, b + 1, _compact(rows[b, :length]), at[-1:], at))
+    return plans
 
 
 def plan_extend(
@@ -45,7 +59,9 @@ def plan_extend(
         mask = None
         if prefix and new > 1:
             mask = torch.ones(new, prefix + new, dtype=torch.bool).tril_(prefix)
-        plans.append(RequestPlan(start, start + new, slots, mask, causal=not prefix))
+        at = torch.arange(prefix + new)
+        plan = RequestPlan(start, start + new, slots, at[prefix:], at, mask, causal=not prefix)
+        plans.append(plan)
         start += new
     return plans
 
@@ -62,7 +78,10 @@ def plan_target_verify(
     for b, prefix in enumerate(prefix_lens):
         mask = torch.cat([torch.ones(nodes, prefix, dtype=torch.bool), masks[b]], dim=1)
         slots = _compact(rows[b, : prefix + nodes])
-        plans.append(RequestPlan(b * nodes, (b + 1) * nodes, slots, mask))
+        # A node sees its ancestors and itself, so it stands one position past them.
+        at = prefix + masks[b].sum(dim=1) - 1
+        key_at = torch.cat([torch.arange(prefix), at])
+        plans.append(RequestPlan(b * nodes, (b + 1) * nodes, slots, at, key_at, mask))
     return plans
 
 
@@ -82,7 +101,10 @@ def plan_draft_decode(
         columns = (starts[:, None] + torch.arange(step + 1)).flatten()
         slots = torch.cat([rows[b, :prefix], rows[b, columns]])
         mask = torch.cat([torch.ones(topk, prefix, dtype=torch.bool), own], dim=1)
-        plans.append(RequestPlan(b * topk, (b + 1) * topk, _compact(slots), mask))
+        at = torch.full((topk,), prefix + step)
+        key_at = torch.cat([torch.arange(prefix), prefix + torch.arange(step + 1).repeat(topk)])
+        plan = RequestPlan(b * topk, (b + 1) * topk, _compact(slots), at, key_at, mask)
+        plans.append(plan)
     return plans
 
 

@@ -46,12 +46,12 @@ def dense(query, keys, values, visible_slots):
     return torch.stack(out)
 
 
-def check(plans, pool, visible: list[list[int]], request_of: list[int]):
+def check(plans, pool, visible: list[list[int]], request_of: list[int], window=None):
     rows, keys, values = pool
     queries = torch.randn(len(visible), HEADS, DIM)
     out = torch.full((len(visible), HEADS, V_DIM), float("nan"))
     for plan in plans:
-        out[plan.start : plan.stop] = attend(queries, keys, values, plan, SCALE)
+        out[plan.start : plan.stop] = attend(queries, keys, values, plan, SCALE, window)
     for i, columns in enumerate(visible):
         expected = dense(queries[i], keys, values, rows[request_of[i], columns].long())
         torch.testing.assert_close(out[i].double(), expected, rtol=1e-5, atol=1e-5)
@@ -125,6 +125,48 @@ def branch_start(prefix: int, branch: int, top_k: int, steps: int, page_size: in
     while first_page + pages * page_size < prefix + steps:
         pages += 1
     return prefix + branch * pages * page_size
+
+
+@pytest.mark.parametrize("window", [0, 3, 30])
+def test_a_window_goes_by_positions(pool, window):
+    """The oracle walks back from each query over the tokens of its own path, and stops."""
+    lengths = [1, 37, CONTEXT]
+    visible = [list(range(n))[-window - 1 :] for n in lengths]
+    check(plan_decode(pool[0], lengths), pool, visible, [0, 1, 2], window)
+
+    prefixes, news = [12, 0, 1], [7, 40, 5]
+    visible = [
+        list(range(prefix + i + 1))[-window - 1 :]
+        for prefix, new in zip(prefixes, news, strict=True)
+        for i in range(new)
+    ]
+    request_of = [b for b, new in enumerate(news) for _ in range(new)]
+    check(plan_extend(pool[0], prefixes, news), pool, visible, request_of, window)
+
+    # Node 3 is a child of node 1, node 4 of node 3: siblings share a position.
+    paths = [[0], [0, 1], [0, 2], [0, 1, 3], [0, 1, 3, 4]]
+    mask = torch.zeros(3, 5, 5, dtype=torch.bool)
+    for node, path in enumerate(paths):
+        mask[:, node, path] = True
+    prefixes = [2, 9, 50]
+    visible = [
+        [*range(prefix), *(prefix + p for p in path)][-window - 1 :]
+        for prefix in prefixes
+        for path in paths
+    ]
+    request_of = [b for b in range(3) for _ in paths]
+    check(plan_target_verify(pool[0], prefixes, mask, 5), pool, visible, request_of, window)
+
+    top_k, steps, step = 3, 4, 2
+    visible, request_of = [], []
+    for b, prefix in enumerate(prefixes):
+        for branch in range(top_k):
+            start = branch_start(prefix, branch, top_k, steps, 1)
+            own = range(start, start + step + 1)
+            visible.append([*range(prefix), *own][-window - 1 :])
+            request_of.append(b)
+    plans = plan_draft_decode(pool[0], prefixes, top_k, steps, step, 1)
+    check(plans, pool, visible, request_of, window)
 
 
 def test_cache_of_another_type_is_converted(pool):
