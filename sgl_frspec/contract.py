@@ -13,6 +13,7 @@ from sgl_frspec.contract_entry import fields as _fields
 from sgl_frspec.contract_entry import fn as _fn
 from sgl_frspec.contract_entry import in_module as _in
 from sgl_frspec.contract_entry import values as _values
+from sgl_frspec.contract_round import ROUND_NEEDS
 
 SUPPORTED = ("0.5.17", "0.5.23")
 
@@ -34,6 +35,7 @@ FIELD_HOLDERS = (
 _LAST_SLOT = ("req_to_token", "req_pool_indices_tensor", "prefix_lens_tensor")
 
 NEEDS: tuple[Need, ...] = (
+    *ROUND_NEEDS,
     # The algorithm.
     *_in(
         "sglang.srt.speculative.spec_info",

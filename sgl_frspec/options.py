@@ -14,6 +14,15 @@ from typing import Any
 
 ENVIRONMENT_VARIABLE = "FRSPEC_CONFIG"
 
+# What of a round FRSPEC does itself, unless --frspec-stock leaves it to SGLang.
+PIECES = {
+    "head": "the draft's LM head, softmax, top-k and map in one kernel",
+    "tree": "growth and layout of the token tree",
+    "accept": "greedy acceptance",
+    "norms": "the draft's RMSNorms",
+    "round": "the whole greedy round as one CUDA graph",
+}
+
 
 class OptionError(ValueError):
     """Options of the server command that FRSPEC cannot work with; the message says which."""
@@ -25,9 +34,19 @@ class Options:
 
     Attributes:
         map_size: how many ids of the ranked map to draft over; None for all of them.
+        stock: the pieces of a round that SGLang's own code does; of ``PIECES``.
+        target_norms: whether the target's RMSNorms run on our kernel too, which rounds otherwise.
     """
 
     map_size: int | None = None
+    stock: tuple[str, ...] = ()
+    target_norms: bool = False
+
+    def uses(self, piece: str) -> bool:
+        """Whether FRSPEC does this piece itself."""
+        if piece not in PIECES:
+            raise KeyError(piece)
+        return piece not in self.stock
 
 
 def read_options() -> Options:
@@ -51,7 +70,17 @@ def read_options() -> Options:
         raise OptionError(
             f"{ENVIRONMENT_VARIABLE}: map_size is {size!r}; it must be an integer > 0"
         )
-    return Options(**values)
+    stock = values.get("stock", [])
+    if not isinstance(stock, list | tuple) or not all(piece in PIECES for piece in stock):
+        raise OptionError(
+            f"{ENVIRONMENT_VARIABLE}: stock is {stock!r}; it must be a list of {', '.join(PIECES)}"
+        )
+    target_norms = values.get("target_norms", False)
+    if type(target_norms) is not bool:
+        raise OptionError(
+            f"{ENVIRONMENT_VARIABLE}: target_norms is {target_norms!r}; it must be true or false"
+        )
+    return Options(size, tuple(stock), target_norms)
 
 
 class _StoreInEnvironment(argparse.Action):
@@ -64,9 +93,10 @@ class _StoreInEnvironment(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        options = asdict(read_options()) | {self.dest.removeprefix("frspec_"): values}
+        value = self.const if self.nargs == 0 else values
+        options = asdict(read_options()) | {self.dest.removeprefix("frspec_"): value}
         os.environ[ENVIRONMENT_VARIABLE] = json.dumps(options)
-        setattr(namespace, self.dest, values)
+        setattr(namespace, self.dest, value)
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
@@ -79,6 +109,21 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         action=_StoreInEnvironment,
         help="draft over the N best ranked ids of --speculative-token-map (default: all of them)",
     )
+    group.add_argument(
+        "--frspec-stock",
+        type=_pieces,
+        metavar="PIECE,…",
+        action=_StoreInEnvironment,
+        help="leave these pieces of a round to SGLang's own code: "
+        + "; ".join(f"{name} ({what})" for name, what in PIECES.items()),
+    )
+    group.add_argument(
+        "--frspec-target-norms",
+        nargs=0,
+        const=True,
+        action=_StoreInEnvironment,
+        help="run the target's RMSNorms on FRSPEC's kernel too; its rounding differs from SGLang's",
+    )
 
 
 def _positive(text: str) -> int:
@@ -86,3 +131,11 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not a positive number of ids")
     return value
+
+
+def _pieces(text: str) -> list[str]:
+    names = [name for name in text.split(",") if name]
+    for name in names:
+        if name not in PIECES:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(PIECES)}")
+    return names

@@ -1,0 +1,230 @@
+"""The draft of a round: it proposes a token tree over the hot ids, and keeps its cache up to date.
+
+Follows SGLang's ``EagleDraftWorker`` phase by phase. Every piece that ``--frspec-stock`` names runs
+on SGLang's own functions, so that each can be measured alone.
+"""
+
+import inspect
+import logging
+from typing import Any
+
+import torch
+from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+from sglang.srt.model_executor.runner import get_batch_sizes_to_capture
+from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import (
+    EAGLEDraftExtendCudaGraphRunner,
+)
+from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
+from sglang.srt.speculative.eagle_utils import per_step_draft_out_cache_loc
+from sglang.srt.speculative.eagle_worker_common import (
+    prepare_for_draft,
+    prepare_for_draft_extend,
+)
+from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+from sglang.srt.utils.common import fast_topk
+from torch import Tensor
+
+from frspec_kernels.tree import Candidates, TreeShape
+from sgl_frspec.draft_head import DraftHead, accepted_rows
+from sgl_frspec.draft_tree import KernelGrowth, StockGrowth, TreeGrowth
+from sgl_frspec.hot_ids import read_hot_ids
+from sgl_frspec.options import read_options
+from sgl_frspec.reduced_head import gather_head, share_embedding_and_head
+from sgl_frspec.verify_input import TreeBuilder
+
+logger = logging.getLogger(__name__)
+
+# Newer releases also take the batch, for mixture-of-experts models, and the accepted rows.
+_CONTEXT_TAKES_BATCH = "forward_batch" in inspect.signature(forward_context).parameters
+_EXTEND_TAKES_ROWS = (
+    "select_index" in inspect.signature(EAGLEDraftExtendCudaGraphRunner.execute).parameters
+)
+
+
+class FrSpecDraftWorker(EagleDraftWorker):
+    """Drafts over the hot ids. Draft ids are rows of the reduced head, ascending by token id."""
+
+    hot_token_id: Tensor
+    # SGLang sets these to None first and to objects of several classes later.
+    cuda_graph_runner: Any
+    cuda_graph_runner_for_draft_extend: Any
+    draft_attn_backend: Any
+    draft_runner: Any
+    req_to_token_pool: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.options = read_options()
+        # Before the KV pool takes the memory that is left; SGLang itself gathers afterwards.
+        self._reduce_head()
+        self.shape = TreeShape(
+            self.topk, self.speculative_num_steps, self.speculative_num_draft_tokens
+        )
+        self.head = self._install_head() if self.options.uses("head") else None
+        self.builder = TreeBuilder(self.shape) if self.options.uses("tree") else None
+        # With overlap, SGLang copies what a round leaves to the next into buffers of its own.
+        # Without, it keeps the tensors, and the memory of CUDA graphs would be overwritten.
+        self._relay_copies = not _decided(self.server_args).disable_overlap_schedule
+
+    def _reduce_head(self) -> None:
+        runner = self.target_worker.model_runner
+        target: Any = runner.model
+        embedding, head = target.get_embed_and_head()
+        ids = torch.from_numpy(read_hot_ids(_decided(self.server_args)).ids).to(embedding.device)
+        reduced = gather_head(head, ids, runner.model_config.vocab_size)
+        share_embedding_and_head(self.draft_runner.model, embedding, reduced)
+        self.hot_token_id = ids
+        logger.info(
+            "FRSPEC draft head: %d x %d, %.0f MB", *reduced.shape, reduced.nbytes / (1 << 20)
+        )
+
+    def _install_head(self) -> DraftHead:
+        model: Any = self.draft_runner.model
+        model.logits_processor = DraftHead(self.topk, self.hot_token_id, model.logits_processor)
+        return model.logits_processor
+
+    def init_token_map(self) -> None:
+        """Nothing left to do when the pools have been made."""
+
+    def init_lm_head(self) -> None:
+        """Likewise."""
+
+    def _capture_cuda_graphs(self) -> None:
+        if self.head is not None and self.hot_token_id.is_cuda:
+            batches, _ = get_batch_sizes_to_capture(self.draft_runner)
+            dtype = self.draft_runner.model_config.dtype
+            self.head.reserve(max(batches), self.draft_runner.model.lm_head.weight, dtype)
+        super()._capture_cuda_graphs()
+
+    def draft(self, batch: Any, **kwargs: Any) -> Any:
+        """Draft a tree for every request; returns what the target is to verify."""
+        if self.builder is None:
+            return super().draft(batch, **kwargs)
+        draft_input = batch.spec_info
+        forward_batch, use_graph, *_ = prepare_for_draft(
+            draft_input,
+            self.req_to_token_pool,
+            batch,
+            self.cuda_graph_runner,
+            self.draft_runner,
+            self.topk,
+            self.speculative_num_steps,
+        )
+        if use_graph:
+            grown = self.cuda_graph_runner.execute(forward_batch)
+        else:
+            if self.speculative_num_steps > 1:
+                self.draft_attn_backend.init_forward_metadata(forward_batch)
+                forward_batch.mark_forward_metadata_ready()
+            grown = self.draft_forward(forward_batch)
+        return self.builder.build(
+            Candidates(*grown[:3]), draft_input.bonus_tokens, batch, self.target_worker
+        )
+
+    def draft_forward(self, forward_batch: Any) -> tuple[Tensor, Tensor, Tensor, None]:
+        """All draft steps of a round; SGLang's graph runner captures this."""
+        spec_info = forward_batch.spec_info
+        slots = per_step_draft_out_cache_loc(
+            forward_batch.out_cache_loc,
+            forward_batch.batch_size,
+            self.topk,
+            self.speculative_num_steps,
+        )
+        growth = self._growth(forward_batch.batch_size)
+        probs, token_ids = spec_info.topk_p, self._relayed_tokens(spec_info.topk_index)
+        hidden = spec_info.hidden_states
+        for step in range(self.speculative_num_steps):
+            beams = growth.grow(step, probs, token_ids, hidden)
+            if beams is None:
+                break
+            forward_batch.input_ids = beams.tokens
+            forward_batch.out_cache_loc = slots[step]
+            spec_info.hidden_states = beams.hidden
+            output = self._run_step(step, forward_batch)
+            probs, token_ids = self._proposals(output)
+            hidden = output.hidden_states
+            forward_batch.positions.add_(1)
+        return (*growth.finish(), None)
+
+    def _draft_extend_for_prefill(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run the draft over the prompts; returns what the first round starts from."""
+        draft_input = super()._draft_extend_for_prefill(batch, *args, **kwargs)
+        if self.head is not None:
+            proposals = self.head.last()
+            draft_input.topk_p, draft_input.topk_index = proposals.probs, proposals.token_ids
+        return draft_input
+
+    def _draft_extend_for_decode(self, batch: Any, batch_result: Any, **kwargs: Any) -> None:
+        """Run the draft over the accepted tokens; ``batch_result`` gets the next proposals."""
+        if self.head is None:
+            super()._draft_extend_for_decode(batch, batch_result, **kwargs)
+            return
+        requests, nodes = batch.seq_lens.shape[0], self.speculative_num_draft_tokens
+        accepted = batch_result.accept_lens
+        extend_input = EagleDraftExtendInput(
+            hidden_states=batch_result.logits_output.hidden_states,
+            num_correct_drafts=accepted - 1,
+            num_accept_tokens=accepted,
+            num_tokens_per_req=nodes,
+            num_tokens_for_logprob_per_req=nodes,
+        )
+        forward_batch = prepare_for_draft_extend(
+            extend_input,
+            batch,
+            batch_result.next_token_ids.long(),
+            nodes,
+            self.draft_runner,
+            self.cuda_graph_runner_for_draft_extend,
+            return_hidden_states_before_norm=False,
+        )
+        hidden = self._run_draft_extend(forward_batch)[:requests]
+        proposals = self.head.after_verification(requests)
+        relayed = hidden, proposals.probs, proposals.token_ids
+        if not self._relay_copies:
+            relayed = (tensor.clone() for tensor in relayed)
+        following = batch_result.next_draft_input
+        following.hidden_states, following.topk_p, following.topk_index = relayed
+
+    def _run_draft_extend(self, forward_batch: Any) -> Tensor:
+        """The hidden states that the next round starts from, in the first rows."""
+        graphs = self.cuda_graph_runner_for_draft_extend
+        if not graphs or not graphs.can_run_graph(forward_batch):
+            return self.draft_runner.forward(forward_batch).logits_output.hidden_states
+        rows = [accepted_rows(forward_batch)] if _EXTEND_TAKES_ROWS else []
+        return graphs.execute(forward_batch, *rows).hidden_states
+
+    def _growth(self, batch: int) -> TreeGrowth:
+        if self.builder is None:
+            return StockGrowth(self.shape)
+        return KernelGrowth(self.shape, batch, self.hot_token_id.device)
+
+    def _run_step(self, step: int, forward_batch: Any) -> Any:
+        context = ForwardContext(attn_backend=self.draft_attn_backend.attn_backends[step])
+        extra = {"forward_batch": forward_batch} if _CONTEXT_TAKES_BATCH else {}
+        with forward_context(context, **extra):
+            return self.draft_runner.forward(forward_batch).logits_output
+
+    def _proposals(self, output: Any) -> tuple[Tensor, Tensor]:
+        """Probabilities and token ids of the rows of a draft step."""
+        if self.head is not None:
+            proposals = self.head.last()
+            return proposals.probs, proposals.token_ids
+        probs, rows = _stock_top_k(output.next_token_logits, self.topk)
+        return probs, self.hot_token_id[rows]
+
+    def _relayed_tokens(self, relayed: Tensor) -> Tensor:
+        """Between rounds SGLang carries draft ids; our head gives token ids from the start."""
+        return relayed if self.head is not None else self.hot_token_id[relayed]
+
+
+def _stock_top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    return fast_topk(torch.softmax(logits, dim=-1), k, dim=-1)
+
+
+def _decided(server_args: Any) -> Any:
+    """The arguments as SGLang decided them; its older releases write decisions into the record."""
+    try:
+        from sglang.srt.arg_groups.overrides import resolving_view
+    except ImportError:
+        return server_args
+    return resolving_view(server_args)
