@@ -18,8 +18,8 @@ def target_distribution(
 ) -> torch.Tensor:
     """Probabilities that sampling follows at one position.
 
-    Temperature, softmax, top-k, renormalise, top-p, min-p, renormalise. Among equal probabilities
-    the smaller id is kept. NaN counts as minus infinity, an infinite logit takes everything, and a
+    Temperature, softmax, top-k, renormalise, top-p, min-p, renormalise. Among equal logits the
+    smaller id is kept. NaN counts as minus infinity, an infinite logit takes everything, and a
     row without any finite logit gives all probability to id 0.
 
     Args:
@@ -39,7 +39,9 @@ def target_distribution(
         return _one_hot(logits, int(logits.argmax()))
     p = scaled.exp()
     p = p / p.sum()
-    order = torch.sort(p, descending=True, stable=True).indices
+    if top_k is None and top_p >= 1 and min_p <= 0:
+        return p
+    order = torch.sort(logits, descending=True, stable=True).indices
     if top_k is not None and top_k < len(p):
         p = _keep(p, order[:top_k])
     if top_p < 1:

@@ -1,0 +1,218 @@
+"""Acceptance at temperature > 0: the kernels equal the reference wherever float32 can tell."""
+
+import math
+
+import pytest
+import torch
+
+from frspec_kernels import sampling_launch, sampling_random_reference
+from frspec_kernels.sampling import (
+    Sampling,
+    accept_sampled,
+    allocate_sampling_workspace,
+)
+from frspec_kernels.sampling_tree_reference import Thresholds
+from tests.kernels.sampling_problem import (
+    DEVICE,
+    Problem,
+    assert_outcomes,
+    changed,
+    problem,
+    run,
+    with_lists,
+)
+from tests.kernels.tree_oracle import poison
+
+ON_GPU = DEVICE == "cuda"
+SEEDS = range(20 if ON_GPU else 1)
+# Compiled kernels are quick; the interpreter is not.
+BATCH, NODES, VOCAB = (96, 24, 5000) if ON_GPU else (8, 7, 300)
+
+
+def levels_only(monkeypatch):
+    monkeypatch.setattr(sampling_launch, "ALL_ROWS_LIMIT", 0)
+
+
+def test_philox_known_answers():
+    """From the authors' test vectors (Random123, kat_vectors)."""
+    most = 0xFFFFFFFF
+    zero, ones = torch.zeros(1, dtype=torch.int64), torch.full((1,), most)
+    got = sampling_random_reference.philox((zero, zero, zero, zero), (0, 0)).flatten().tolist()
+    assert got == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    got = (
+        sampling_random_reference.philox((ones, ones, ones, ones), (most, most)).flatten().tolist()
+    )
+    assert got == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_fixed_children(seed, monkeypatch):
+    levels_only(monkeypatch)
+    p = problem(BATCH, NODES, VOCAB, 4, seed).on(DEVICE)
+    paths = assert_outcomes(p, run(p))
+    assert max(len(path.nodes) for path in paths) > 1
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_drawn_children(seed, monkeypatch):
+    levels_only(monkeypatch)
+    p = with_lists(problem(BATCH, NODES, VOCAB, 4, seed), 16, 2, seed).on(DEVICE)
+    paths = assert_outcomes(p, run(p))
+    assert max(len(path.nodes) for path in paths) > 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rows_at_once_and_level_by_level_agree_bit_for_bit(dtype, monkeypatch):
+    batch = BATCH if ON_GPU else 3
+    p = with_lists(problem(batch, 5, VOCAB, 3, 3, dtype=dtype), 8, 1, 3).on(DEVICE)
+    slots = torch.randperm(5000)[: batch * 5].to(DEVICE)
+    at_once = run(p, slots=slots)
+    assert_outcomes(p, at_once)
+    levels_only(monkeypatch)
+    for a, b in zip(at_once, run(p, slots=slots), strict=True):
+        assert a is not None
+        assert b is not None
+        assert torch.equal(a, b)
+    base = torch.arange(batch, device=DEVICE)[:, None] * 5
+    index, front = at_once.accept_index, base + torch.arange(4, device=DEVICE)
+    source = torch.where(index >= 0, index, front)
+    torch.testing.assert_close(at_once.target_slots, slots[front], rtol=0, atol=0)
+    torch.testing.assert_close(at_once.source_slots, slots[source], rtol=0, atol=0)
+
+
+def test_a_request_repeats_whatever_is_around_it(monkeypatch):
+    levels_only(monkeypatch)
+    p = problem(BATCH, NODES, VOCAB, 4, 7).on(DEVICE)
+    together = run(p)
+    for b in range(0, BATCH, 3):
+        rows = slice(b * NODES, (b + 1) * NODES)
+        one = slice(b, b + 1)
+        alone = accept_sampled(
+            p.logits[rows], p.tokens[one], p.parents[one], p.seq_lens[one], p.max_path,
+            changed(p.sampling, lambda x, one=one: x[one]),
+        )  # fmt: skip
+        assert torch.equal(alone.path_tokens[0], together.path_tokens[b])
+        assert int(alone.accept_lens[0]) == int(together.accept_lens[b])
+
+
+def test_without_truncation_nothing_is_collected():
+    kinds = [(1.0, 0, 1.0, 0.0), (0.6, 0, 1.0, 0.0), (1.0, 1, 1.0, 0.0), (0.0, 0, 1.0, 0.0)]
+    p = problem(4, 5, VOCAB, 3, 5, kinds=kinds, truncates=False).on(DEVICE)
+    memory = allocate_sampling_workspace(4, 5, VOCAB, p.max_path, DEVICE, truncates=False)
+    assert memory.candidates.numel() == 0
+    assert_outcomes(p, run(p, workspace=poison(memory)))
+
+
+@pytest.mark.parametrize("thresholds", [(0.3, 1.0), (1.0, 0.4), (0.5, 0.7), (0.0, 1.0)])
+def test_thresholds(thresholds, monkeypatch):
+    levels_only(monkeypatch)
+    p = problem(BATCH, NODES, VOCAB, 4, 11).on(DEVICE)
+    single, accumulated = thresholds
+    got = run(p, threshold_single=single, threshold_acc=accumulated)
+    assert_outcomes(p, got, Thresholds(single, accumulated))
+
+
+ODD_ROWS = {
+    "nan": lambda row: row.fill_(math.nan),
+    "some nan": lambda row: row[::2].fill_(math.nan),
+    "minus infinity": lambda row: row.fill_(-math.inf),
+    "one token left": lambda row: row[torch.arange(len(row)) != 77].fill_(-math.inf),
+    "most tokens gone": lambda row: row[10:].fill_(-math.inf),
+    "plus infinities": lambda row: row[[40, 200]].fill_(math.inf),
+    "all equal": lambda row: row.fill_(1.5),
+    "few levels": lambda row: row.round_(),
+    "huge": lambda row: row.mul_(1e30),
+    "tiny": lambda row: row.mul_(1e-30),
+}
+
+
+@pytest.mark.parametrize("name", ODD_ROWS)
+def test_odd_rows(name, monkeypatch):
+    levels_only(monkeypatch)
+    p = problem(8, 3, 300, 2, 13)
+    for row in p.logits:
+        ODD_ROWS[name](row)
+    assert_outcomes(p.on(DEVICE), run(p.on(DEVICE)), unclear=0.3)
+
+
+@pytest.mark.parametrize("top_p", [0.25, 0.5, 0.75])
+@pytest.mark.parametrize("top_k", [0, 6])
+def test_ties_at_the_boundary_keep_the_smaller_id(top_p, top_k):
+    """Eight equal logits (six with top-k) among minus infinities: the first ones are kept."""
+    batch = 256 if ON_GPU else 6
+    logits = torch.full((batch * 2, 300), -math.inf)
+    held = torch.arange(8) * 37 + 3
+    logits[:, held] = 2.0
+    kept = held[: math.ceil((top_k or 8) * top_p)]
+    tokens = torch.tensor([[0, 299]]).expand(batch, 2).contiguous()
+    parents = torch.tensor([[-1, 0]], dtype=torch.int32).expand(batch, 2).contiguous()
+    sampling = Sampling(
+        torch.ones(batch), torch.full((batch,), top_k, dtype=torch.int32),
+        torch.full((batch,), top_p), torch.zeros(batch), torch.arange(batch),
+    )  # fmt: skip
+    lens = torch.arange(batch)
+    p = Problem(logits, tokens, parents, lens, 2, sampling, None)
+    got = run(p.on(DEVICE))
+    assert_outcomes(p, got)
+    assert (got.accept_lens == 1).all()
+    drawn = set(got.bonus_tokens.tolist())
+    assert drawn <= set(kept.tolist())
+    assert not ON_GPU or drawn == set(kept.tolist())
+
+
+def test_greedy_requests_take_the_best_token():
+    kinds = [(1.0, 1, 1.0, 0.0), (0.0, 0, 0.5, 0.0), (1e-40, 4, 1.0, 0.0)]
+    p = problem(6, 4, 300, 2, 17, kinds=kinds)
+    p.logits.round_()
+    best = p.logits.argmax(-1).view(6, 4)
+    got = run(p.on(DEVICE))
+    for b in range(6):
+        node, said = 0, []
+        while node >= 0:
+            said.append(int(best[b, node]))
+            children = [c for c in range(1, 4) if p.parents[b, c] == node]
+            node = next((c for c in children if p.tokens[b, c] == said[-1]), -1)
+        assert got.path_tokens[b, : len(said)].tolist() == said
+        assert int(got.accept_lens[b]) == len(said)
+
+
+def test_an_empty_batch():
+    p = problem(1, 3, 50, 2, 1)
+    logits, tokens, parents, lens = (x[:0].to(DEVICE) for x in p[:4])
+    sampling = changed(p.sampling, lambda x: x[:0].to(DEVICE))
+    out = accept_sampled(logits, tokens, parents, lens, p.max_path, sampling)
+    assert out.accept_index.shape == (0, 3)
+
+
+def replaced(p, **changes):
+    return p._replace(sampling=p.sampling._replace(**changes))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (lambda p: p._replace(logits=p.logits.double()), TypeError, "float64"),
+        (lambda p: p._replace(logits=p.logits[:-1]), ValueError, r"logits are \[6, V\]"),
+        (lambda p: p._replace(max_path=0), ValueError, "max_path"),
+        (lambda p: replaced(p, top_ks=p.sampling.top_ks.long()), TypeError, "sampling.top_ks"),
+        (lambda p: replaced(p, seeds=p.sampling.seeds[:1]), ValueError, "sampling.seeds"),
+    ],
+)
+def test_arguments_that_do_not_fit(change, error, words):
+    with pytest.raises(error, match=words):
+        accept_sampled(*change(problem(2, 3, 50, 2, 1)).arguments)
+
+
+def test_thresholds_and_lists_that_do_not_fit():
+    p = with_lists(problem(2, 3, 50, 2, 1), 8, 1, 1)
+    with pytest.raises(ValueError, match="threshold_acc in"):
+        accept_sampled(*p.arguments, threshold_acc=0.0)
+    with pytest.raises(ValueError, match="leave both thresholds at 1"):
+        accept_sampled(*p.arguments, lists=p.lists, threshold_single=0.5)
+    assert p.lists is not None
+    wide = p.lists._replace(fixed=8)
+    with pytest.raises(ValueError, match=r"lists.fixed is in \[0, 8\)"):
+        accept_sampled(*p.arguments, lists=wide)
+    short = allocate_sampling_workspace(2, 3, 49, 3, "cpu", list_size=8)
+    with pytest.raises(ValueError, match=r"workspace\.candidates"):
+        accept_sampled(*p.arguments, lists=p.lists, workspace=short)
