@@ -20,9 +20,10 @@ from torch import Tensor
 from bench.checks import SLACK, Verdict, fail, topk_matches, ulp
 
 YARDSTICK_IDS = 64
-# Tensor cores cut off what a float32 sum would round, and the exponential is the GPU's own.
-FLOAT32_SLACK = 4.0
-FLOAT32_ULPS = 16
+# Tensor cores add this many products at a time and cut off what does not fit: half a unit in the
+# last place of the sum each time, always towards zero.
+TENSOR_CORE_STEP = 16
+EXPONENTIAL_ULPS = 16  # the GPU's own exponential, of logits far below the largest
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,14 @@ class Reference:
         truth: in fp64.
         stock: of the stock chain: rounded to the type of hidden.
         float32: of the same chain with float32 products and sums.
+        width: H, which each logit is a sum over.
         token_ids: [V].
     """
 
     truth: Tensor
     stock: Tensor
     float32: Tensor
+    width: int
     token_ids: Tensor
 
 
@@ -57,10 +60,11 @@ def check(out: tuple[Tensor, ...], ref: Reference) -> Verdict:
 
 
 def check_float32(out: tuple[Tensor, ...], ref: Reference) -> Verdict:
-    """:func:`check`, and as good as float32 logits are."""
-    rounding = FLOAT32_ULPS * ulp(ref.truth.abs().amax(1, keepdim=True).clamp(min=1), torch.float32)
+    """:func:`check`, and as good as float32 logits are, summed as tensor cores do."""
+    largest = ref.truth.abs().amax(1, keepdim=True).clamp(min=1)
+    ulps = ref.width / TENSOR_CORE_STEP / 2 + EXPONENTIAL_ULPS
     worst = _worst(ref.float32, ref.truth, out[0].shape[1])
-    bounds = _Bounds(*(FLOAT32_SLACK * error + rounding for error in worst))
+    bounds = _Bounds(*(SLACK * error + ulps * ulp(largest, torch.float32) for error in worst))
     return check(out, ref) & _within(out, ref, bounds, "what float32 logits allow")
 
 

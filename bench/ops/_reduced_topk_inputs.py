@@ -136,5 +136,6 @@ def reference(inputs: Inputs) -> Reference:
         logits_of(inputs.hidden.double(), inputs.dense.double(), scale, norm),
         logits_of(inputs.hidden, inputs.dense, scale, norm),
         logits_of(hidden.float(), inputs.dense.float(), scale, None),
+        hidden.shape[1],
         inputs.token_map,
     )

@@ -25,6 +25,7 @@ def reference_of(hidden, head):
         hidden.double() @ head.double().T,
         (hidden @ head.T).float(),
         hidden.float() @ head.float().T,
+        WIDTH,
         IDS,
     )
 
@@ -111,7 +112,7 @@ def test_errors_of_the_tail_excuse_nothing(problem):
     truth, stock = problem[2].truth, problem[2].stock.clone()
     stock[torch.arange(ROWS), truth.argmin(1)] += 2.0
     probs, ids, lse = topk_of(problem[2].float32)
-    loose = Reference(truth, stock, problem[2].float32, IDS)
+    loose = Reference(truth, stock, problem[2].float32, WIDTH, IDS)
     assert not check((probs * 1.1, ids, lse), loose).ok
 
 
@@ -120,7 +121,7 @@ def test_a_lucky_zero_of_the_stock_chain_decides_nothing(problem):
     truth, stock = problem[2].truth, problem[2].stock.clone()
     top = truth.topk(K).indices
     stock.scatter_(1, top, truth.gather(1, top).float())
-    lucky = Reference(truth, stock, problem[2].float32, IDS)
+    lucky = Reference(truth, stock, problem[2].float32, WIDTH, IDS)
     half_as_far = truth + (problem[2].stock - truth) / 2
     assert check(topk_of(half_as_far)[:2], lucky).ok
 
@@ -129,7 +130,7 @@ def test_a_row_does_not_excuse_another(problem):
     truth, float32 = problem[2].truth, problem[2].float32.clone()
     float32[0] += torch.randn(VOCAB, generator=torch.Generator().manual_seed(1)) * 0.1
     probs, ids, lse = topk_of(problem[2].float32)
-    loose = Reference(truth, problem[2].stock, float32, IDS)
+    loose = Reference(truth, problem[2].stock, float32, WIDTH, IDS)
     assert check_float32((probs, ids, lse), loose).ok
     probs[1] *= 1.001
     assert not check_float32((probs, ids, lse), loose).ok

@@ -64,6 +64,7 @@ def reference_of(real, weights, scale=None):
         logits_of(real.hidden.double(), weights.double(), scale, norm),
         logits_of(real.hidden, weights.to(DTYPE), scale, norm),
         logits_of(hidden, weights.float(), scale, None),
+        hidden.shape[1],
         real.hot_ids,
     )
 
