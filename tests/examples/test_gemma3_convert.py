@@ -1,7 +1,5 @@
 """Gemma 3's conversion: a tiny model goes into GGUF as llama.cpp packs it, and comes back."""
 
-import dataclasses
-import hashlib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -11,31 +9,14 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from examples.gemma3_270m.convert import CONVERSION, SOURCE
+from examples.gemma3_270m.convert import SOURCE
 from examples.gemma3_270m.gguf_tokenizer import merges_of
-from tests.examples.tiny_gemma3 import LAYERS, WINDOW, tiny_gemma3, vocabulary, write_gguf
+from tests.examples.tiny_gemma3 import LAYERS, WINDOW, tiny_gemma3, vocabulary
 
 
-@pytest.fixture(scope="module")
-def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
-    write_gguf(tiny_gemma3(), path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def folder(gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    digest = hashlib.sha256(gguf.read_bytes()).hexdigest()
-    conversion = dataclasses.replace(CONVERSION, file=dataclasses.replace(SOURCE, sha256=digest))
-    out = tmp_path_factory.mktemp("converted") / "model"
-    assert conversion.run(out, gguf) is True
-    assert conversion.run(out, gguf) is False
-    return out
-
-
-def test_the_converted_model_computes_the_same(folder: Path) -> None:
+def test_the_converted_model_computes_the_same(gemma3: Path) -> None:
     original: Any = tiny_gemma3()
-    converted: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    converted: Any = AutoModelForCausalLM.from_pretrained(gemma3, dtype=torch.float32)
     state, expected = converted.state_dict(), original.state_dict()
     assert state.keys() == expected.keys()
     for name, value in expected.items():
@@ -48,8 +29,8 @@ def test_the_converted_model_computes_the_same(folder: Path) -> None:
     assert torch.equal(found, wanted)
 
 
-def test_attention_pattern_and_rotations(folder: Path) -> None:
-    config: Any = AutoModelForCausalLM.from_pretrained(folder).config
+def test_attention_pattern_and_rotations(gemma3: Path) -> None:
+    config: Any = AutoModelForCausalLM.from_pretrained(gemma3).config
     assert config.layer_types == [
         "full_attention" if i == 5 else "sliding_attention" for i in range(LAYERS)
     ]
@@ -82,15 +63,15 @@ def test_merges_are_ordered_by_score_then_length() -> None:
         ("a<end_of_turn>", ["<bos>", "a", "<end_of_turn>"]),
     ],
 )
-def test_tokenizer(folder: Path, text: str, tokens: list[str]) -> None:
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+def test_tokenizer(gemma3: Path, text: str, tokens: list[str]) -> None:
+    tokenizer = Tokenizer.from_file(str(gemma3 / "tokenizer.json"))
     encoding = tokenizer.encode(text)
     assert encoding.tokens == tokens
     assert tokenizer.decode(encoding.ids[1:], skip_special_tokens=False) == text
 
 
-def test_ids_and_names_of_special_tokens(folder: Path) -> None:
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+def test_ids_and_names_of_special_tokens(gemma3: Path) -> None:
+    tokenizer: Any = AutoTokenizer.from_pretrained(gemma3)
     assert len(tokenizer) == len(vocabulary()[0])
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (2, 1, 0)
     assert tokenizer.decode(tokenizer.encode("the"), skip_special_tokens=True) == "the"

@@ -1,10 +1,12 @@
 """What Gemma 3 asks of the training code: scaled embeddings, sliding windows, wide heads."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from examples.eagle_training.accept_by_size import accept_by_size, shared_with
 from examples.eagle_training.corpus import Document
@@ -17,7 +19,9 @@ from examples.eagle_training.model import (
     load_draft,
     save_draft,
 )
+from examples.eagle_training.run import Context
 from examples.eagle_training.tree import Shared, TreeShape
+from examples.gemma3_270m.train_draft import SETTINGS, Run
 from tests.examples.tiny_gemma3 import HEAD_DIM, HIDDEN, WINDOW, tiny_gemma3
 
 STOP = 1
@@ -32,9 +36,9 @@ def target() -> Any:
 @pytest.fixture(scope="module")
 def documents(target: Any) -> list[Document]:
     generator = torch.Generator().manual_seed(3)
-    lengths = [3, 9, 2, 5, 7, 4]
+    lengths = [3, 9, 2, 5]
     contexts = [[2, *torch.randint(7, 300, (n,), generator=generator).tolist()] for n in lengths]
-    settings = DecodeSettings(stop_ids=(STOP,), max_length=LENGTH, rows=3)
+    settings = DecodeSettings(stop_ids=(STOP,), max_length=LENGTH, rows=2)
     written = continue_all(target, contexts, [0.0] * len(contexts), settings)
     target.set_attn_implementation("sdpa")
     return [
@@ -95,11 +99,58 @@ def test_a_saved_draft_works_with_the_stored_embedding(
     assert (loaded.mix(trained.embedding[ids], hidden) - expected).abs().max() > 0.5
 
     replies = ReplySet(target, documents, reply_tokens=16)
-    table = accept_by_size(target, loaded, replies, torch.arange(304), (304, 64))
+    table = accept_by_size(target, loaded, replies, torch.arange(305), (305, 64))
     cycles = accept_lengths(loaded, stored, replies, TreeShape())
     everything = [n for reply in cycles for n in reply.accept_lengths]
-    assert table["304"]["all"] == pytest.approx(sum(everything) / len(everything), abs=1e-4)
-    assert (table["304"]["outside"], table["64"]["outside"] > 0.3) == (0.0, True)
+    assert table["305"]["all"] == pytest.approx(sum(everything) / len(everything), abs=1e-4)
+    assert (table["305"]["outside"], table["64"]["outside"] > 0.3) == (0.0, True)
+
+
+class TinyRun(Run):
+    """The run as it is, but for the number and length of its held-out beginnings."""
+
+    map_sizes = (64,)
+
+    def held_out_contexts(self) -> list[Context]:
+        return [Context(c.ids[:10], c.domain) for c in super().held_out_contexts()[::10]]
+
+
+def test_a_whole_run_and_its_second_call(gemma3: Path, tmp_path: Path) -> None:
+    """From first words to a measured draft, with the settings of the real run made small."""
+    settings: dict[str, Any] = json.loads(SETTINGS.read_text())
+    settings |= {
+        "beginnings": 32,
+        "beginning_tokens": 20,
+        "document_tokens": 36,
+        "eval_document_tokens": 36,
+        "reply_room": 8,
+        "rows": 64,
+        "validation_prompts": 6,
+    }
+    settings["train"] |= {"seconds": 1, "tokens_per_batch": 512, "steps": 2, "warmup_batches": 2}
+    TinyRun(gemma3, tmp_path, tmp_path, settings).run()
+    log = [json.loads(line) for line in (tmp_path / "run_log.jsonl").read_text().splitlines()]
+    stages = {row["stage"]: row for row in log if "stage" in row}
+    assert list(stages) == ["prompts", "replies", "train", "evaluate"]
+    assert stages["prompts"]["beginnings"] > 20
+    assert stages["replies"]["train_documents"] > 10
+    assert stages["replies"]["eval_documents"] == 12
+    table = json.loads((tmp_path / "evaluation.json").read_text())["eval"]
+    assert table["305"]["all"] == pytest.approx(stages["evaluate"]["eval"]["305"]["all"])
+    assert table["305"]["outside"] == 0.0 < table["64"]["outside"] < 0.9
+
+    run = TinyRun(gemma3, tmp_path, tmp_path, settings)
+    held = {tuple(c.ids) for c in run.held_out_contexts()}
+    assert {tuple(d.tokens[: d.context_length]) for d in run.documents("eval")} <= held
+    counts = load_file(tmp_path / "counts.safetensors")
+    written = [t for d in run.documents("train") for t in d.reply]
+    assert counts["all"].tolist() == torch.bincount(torch.tensor(written), minlength=305).tolist()
+    assert int(run.ranked_by_replies()[0]) == STOP
+
+    kept = {p: (tmp_path / p).stat().st_mtime_ns for p in ("beginnings.json", "train.safetensors")}
+    assert run.write_prompts() == {"beginnings": stages["prompts"]["beginnings"]}
+    assert run.write_replies()["train_documents"] == stages["replies"]["train_documents"]
+    assert {p: (tmp_path / p).stat().st_mtime_ns for p in kept} == kept
 
 
 def test_other_targets_multiply_by_nothing() -> None:
