@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 64, 4, 2, 16
 # The MLP's gate reads the constant first feature; silu of a large number is that number.
@@ -91,8 +91,8 @@ def make_chain_model(
     draft = {"fc.weight": fc, "fc.bias": torch.zeros(HIDDEN), "embed_tokens.weight": embedding}
     layer = _layer("layers.0.", torch.eye(HIDDEN), 0.0, g)
     draft |= {k: v for k, v in layer.items() if "input_layernorm" not in k}
-    _write(folder / "target", config, target)
-    _write(folder / "draft", config | {"architectures": ["LlamaForCausalLMEagle"]}, draft)
+    write(folder / "target", config, target)
+    write(folder / "draft", config | {"architectures": ["LlamaForCausalLMEagle"]}, draft)
     token_map = folder / "map.pt"
     # In no particular order: rank order is not id order.
     torch.save(hot.nonzero().flatten().flip(0).tolist(), token_map)
@@ -153,8 +153,15 @@ def _config(vocab: int, tied: bool) -> dict[str, object]:
     }
 
 
-def _write(folder: Path, config: dict[str, object], tensors: dict[str, torch.Tensor]) -> None:
+def write(folder: Path, config: dict[str, object] | None, tensors: dict[str, torch.Tensor]) -> None:
+    """Write a model's folder; without a configuration the one there stays."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config, indent=1))
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(contiguous, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def read(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a model's folder."""
+    return load_file(folder / "model.safetensors")
