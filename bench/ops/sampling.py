@@ -82,8 +82,9 @@ def _ours(inputs: Verification) -> Thunk:
 
 
 def _renormalise() -> tuple[Any, Any]:
-    sgl_kernel = importlib.import_module("sgl_kernel")
-    return sgl_kernel.top_k_renorm_prob, sgl_kernel.top_p_renorm_prob
+    """The compiled kernels; the public names compile flashinfer's copies where that is present."""
+    sampling = importlib.import_module("sgl_kernel.sampling")
+    return sampling._top_k_renorm_probs_internal, sampling._top_p_renorm_probs_internal
 
 
 def _stock(inputs: Verification) -> Thunk:
@@ -100,9 +101,9 @@ def _stock(inputs: Verification) -> Thunk:
         temperatures = torch.repeat_interleave(sampling.temperatures[:, None], nodes, dim=0)
         probs = torch.softmax(inputs.logits / temperatures, dim=-1)
         if cuts_k:
-            probs = top_k_renorm(probs, torch.repeat_interleave(sampling.top_ks, nodes, dim=0))
+            probs = top_k_renorm(probs, torch.repeat_interleave(sampling.top_ks, nodes, dim=0), 0)
         if cuts_p:
-            probs = top_p_renorm(probs, torch.repeat_interleave(sampling.top_ps, nodes, dim=0))
+            probs = top_p_renorm(probs, torch.repeat_interleave(sampling.top_ps, nodes, dim=0), 0.0)
         probs = probs.view(batch, nodes, -1)
         verify(
             predicts=predicts,
