@@ -39,9 +39,18 @@ ROUND_NEEDS: tuple[Need, ...] = (
             ("self", "batch"),
             mentions=("run_eagle_verify",),
         ),
+        fn("EAGLEWorkerV2.init_cuda_graphs", "overridden: captures whole rounds", SELF),
+        fn(
+            "EAGLEWorkerV2.forward_batch_generation",
+            "overridden for greedy batches",
+            ("self", "batch"),
+            ("on_publish",),
+            mentions=("on_publish",),
+        ),
         *values(
             "EAGLEWorkerV2",
             "read",
+            "_draft_worker",
             "req_to_token_pool",
             "target_worker",
             "token_to_kv_pool_allocator",
@@ -83,6 +92,11 @@ ROUND_NEEDS: tuple[Need, ...] = (
             "called: slots and batch of the target's pass",
             ("verify_input", "req_to_token_pool", "batch", "target_worker"),
         ),
+        fn(
+            "get_draft_recurrent_hidden_state_spec",
+            "called: states that a round leaves",
+            ("model_runner",),
+        ),
         fn("default_tree_mask_mode", "called: layout of the stock mask", ()),
         *values("TreeMaskMode", "layout of the stock mask", "FULL_MASK"),
         fn(
@@ -121,7 +135,21 @@ ROUND_NEEDS: tuple[Need, ...] = (
         fn("forward_context", "entered", ("ctx",)),
     ),
     *in_module(
+        "sglang.srt.model_executor.forward_batch_info",
+        cls("ForwardMode", "of the batches of a captured round"),
+        *values("ForwardMode", "phases", "DECODE", "DRAFT_EXTEND_V2", "TARGET_VERIFY"),
+        cls("CaptureHiddenMode", "of the batches of a captured round"),
+        *values("CaptureHiddenMode", "which states are kept", "FULL", "LAST"),
+    ),
+    *in_module(
+        "sglang.srt.model_executor.runner_utils.pool",
+        fn(
+            "get_or_create_global_graph_memory_pool", "called: memory of graphs", ("device_module",)
+        ),
+    ),
+    *in_module(
         "sglang.srt.model_executor.runner",
+        fn("model_capture_mode", "entered while rounds are captured", ()),
         fn("get_batch_sizes_to_capture", "called: memory of the head", ("model_runner",)),
     ),
     *in_module(

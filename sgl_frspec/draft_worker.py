@@ -64,7 +64,7 @@ class FrSpecDraftWorker(EagleDraftWorker):
         self.builder = TreeBuilder(self.shape) if self.options.uses("tree") else None
         # With overlap, SGLang copies what a round leaves to the next into buffers of its own.
         # Without, it keeps the tensors, and the memory of CUDA graphs would be overwritten.
-        self._relay_copies = not _decided(self.server_args).disable_overlap_schedule
+        self.relay_copies = not _decided(self.server_args).disable_overlap_schedule
 
     def _reduce_head(self) -> None:
         runner = self.target_worker.model_runner
@@ -117,12 +117,17 @@ class FrSpecDraftWorker(EagleDraftWorker):
                 self.draft_attn_backend.init_forward_metadata(forward_batch)
                 forward_batch.mark_forward_metadata_ready()
             grown = self.draft_forward(forward_batch)
-        return self.builder.build(
-            Candidates(*grown[:3]), draft_input.bonus_tokens, batch, self.target_worker
-        )
+        backend = self.target_worker.model_runner.attn_backend
+        return self.builder.build(Candidates(*grown[:3]), draft_input.bonus_tokens, batch, backend)
 
-    def draft_forward(self, forward_batch: Any) -> tuple[Tensor, Tensor, Tensor, None]:
-        """All draft steps of a round; SGLang's graph runner captures this."""
+    def draft_forward(
+        self, forward_batch: Any, *, bare: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor, None]:
+        """All draft steps of a round; SGLang's graph runner captures this.
+
+        ``bare`` runs the model itself, on a batch whose tensors stay where they are; SGLang's
+        runner would copy them into buffers of its own at every step.
+        """
         spec_info = forward_batch.spec_info
         slots = per_step_draft_out_cache_loc(
             forward_batch.out_cache_loc,
@@ -140,7 +145,7 @@ class FrSpecDraftWorker(EagleDraftWorker):
             forward_batch.input_ids = beams.tokens
             forward_batch.out_cache_loc = slots[step]
             spec_info.hidden_states = beams.hidden
-            output = self._run_step(step, forward_batch)
+            output = self._run_step(step, forward_batch, bare)
             probs, token_ids = self._proposals(output)
             hidden = output.hidden_states
             forward_batch.positions.add_(1)
@@ -180,7 +185,7 @@ class FrSpecDraftWorker(EagleDraftWorker):
         hidden = self._run_draft_extend(forward_batch)[:requests]
         proposals = self.head.after_verification(requests)
         relayed = hidden, proposals.probs, proposals.token_ids
-        if not self._relay_copies:
+        if not self.relay_copies:
             relayed = (tensor.clone() for tensor in relayed)
         following = batch_result.next_draft_input
         following.hidden_states, following.topk_p, following.topk_index = relayed
@@ -198,10 +203,14 @@ class FrSpecDraftWorker(EagleDraftWorker):
             return StockGrowth(self.shape)
         return KernelGrowth(self.shape, batch, self.hot_token_id.device)
 
-    def _run_step(self, step: int, forward_batch: Any) -> Any:
+    def _run_step(self, step: int, forward_batch: Any, bare: bool) -> Any:
         context = ForwardContext(attn_backend=self.draft_attn_backend.attn_backends[step])
         extra = {"forward_batch": forward_batch} if _CONTEXT_TAKES_BATCH else {}
         with forward_context(context, **extra):
+            if bare:
+                return self.draft_runner.model.forward(
+                    forward_batch.input_ids, forward_batch.positions, forward_batch
+                )
             return self.draft_runner.forward(forward_batch).logits_output
 
     def _proposals(self, output: Any) -> tuple[Tensor, Tensor]:

@@ -27,6 +27,7 @@ def is_plain_greedy(batch: Any) -> bool:
         and sampling.logit_bias is None
         and not batch.has_grammar
         and not batch.return_logprob
+        and not batch.return_hidden_states
         and not getattr(sampling, "has_watermark_candidates", False)
     )
 
@@ -48,11 +49,11 @@ def verify_greedy(
         batch=None, forward_batch=forward_batch, is_verify=True
     )
     logits_output = output.logits_output
-    accepted = accept(verify_input, logits_output.next_token_logits, batch)
+    accepted = accept_tree(
+        verify_input, logits_output.next_token_logits, batch.seq_lens, batch.out_cache_loc
+    )
     if verify_input.topk > 1:
-        kv_cache.move_kv_cache(
-            _given(accepted.target_slots).flatten(), _given(accepted.source_slots).flatten()
-        )
+        kv_cache.move_kv_cache(*slot_moves(accepted))
     nodes = verify_input.draft_token_num
     predicts = tokens_at_front(accepted, nodes)
     if verify_input.topk > 1 and logits_output.hidden_states is not None:
@@ -72,17 +73,22 @@ def verify_greedy(
     )
 
 
-def accept(verify_input: TreeVerifyInput, logits: Tensor, batch: Any) -> Accepted:
-    """The longest path of each tree that the target's ``logits`` [B * N, V] agree with."""
+def accept_tree(
+    verify_input: TreeVerifyInput, logits: Tensor, seq_lens: Tensor, slots: Tensor
+) -> Accepted:
+    """The longest path of each tree that the target's ``logits`` [B * N, V] agree with.
+
+    Args:
+        verify_input: the trees.
+        logits: at each node.
+        seq_lens: ``[B]`` tokens before the root.
+        slots: ``[B * N]`` where the nodes' keys and values are.
+    """
     tree, depth = verify_input.tree, verify_input.max_tree_depth
     if logits.device.type == "cpu":
         said = logits.argmax(-1).view(tree.tokens.shape)
-        return accept_greedy_reference(
-            tree.tokens, tree.parents, said, batch.seq_lens, depth, batch.out_cache_loc
-        )
-    return accept_greedy(
-        tree.tokens, tree.parents, logits, batch.seq_lens, depth, slots=batch.out_cache_loc
-    )
+        return accept_greedy_reference(tree.tokens, tree.parents, said, seq_lens, depth, slots)
+    return accept_greedy(tree.tokens, tree.parents, logits, seq_lens, depth, slots=slots)
 
 
 def tokens_at_front(accepted: Accepted, nodes: int) -> Tensor:
@@ -109,7 +115,8 @@ def rows_at_front(rows: Tensor, accepted: Accepted, nodes: int) -> Tensor:
     return moved
 
 
-def _given(slots: Tensor | None) -> Tensor:
-    if slots is None:
+def slot_moves(accepted: Accepted) -> tuple[Tensor, Tensor]:
+    """Where the accepted path's keys and values go, and where they are: SGLang's order."""
+    if accepted.target_slots is None or accepted.source_slots is None:
         raise RuntimeError("the acceptance was not given the cache's slots")
-    return slots
+    return accepted.target_slots.flatten(), accepted.source_slots.flatten()

@@ -24,30 +24,48 @@ class TreeBuilder:
         self.shape = shape
 
     def build(
-        self, candidates: Candidates, root_tokens: Tensor, batch: Any, target_worker: Any
+        self, candidates: Candidates, root_tokens: Tensor, batch: Any, backend: Any
     ) -> TreeVerifyInput:
-        """The trees of ``batch``, a ``ScheduleBatch`` before the round, to be verified."""
-        backend = target_worker.model_runner.attn_backend
-        requests, device = batch.seq_lens.shape[0], batch.seq_lens.device
-        if device.type == "cpu":
-            tree = build_tree_reference(candidates, self.shape, root_tokens, batch.seq_lens)
-            mask = unpack_mask(tree.mask, self.shape.nodes).flatten()
-            return self.describe(tree, mask)
-        tree, masks = self.memory(backend, requests, device), {}
-        if not takes_mask_words(backend):
-            kind, mask = _byte_mask(backend, batch, self.shape.nodes)
-            masks = {"full_mask" if kind == TreeMaskMode.FULL_MASK else "draft_mask": mask}
-        build_tree(candidates, self.shape, root_tokens, batch.seq_lens, out=tree, **masks)
-        return self.describe(tree, next(iter(masks.values()), tree.mask))
+        """The trees of a ``ScheduleBatch`` for the target, whose attention backend is given."""
+        found = self.allocate(batch.seq_lens, batch.seq_lens_sum, backend)
+        self.fill(found, candidates, root_tokens, batch.seq_lens, backend)
+        return found
 
-    def memory(self, backend: Any, requests: int, device: torch.device) -> BuiltTree:
-        """Where trees go; their masks where the backend's CUDA graphs read them, if it has any."""
-        tree = empty_tree(self.shape, requests, device)
-        words = getattr(backend, "mask_words", None)
-        rows = requests * self.shape.nodes
-        if words is None or words.shape[0] < rows:
-            return tree
-        return tree._replace(mask=words[:rows])
+    def allocate(self, seq_lens: Tensor, context: int | None, backend: Any) -> TreeVerifyInput:
+        """Memory for the trees of requests whose lengths sum to ``context``, if that is known."""
+        requests = seq_lens.shape[0]
+        tree = empty_tree(self.shape, requests, seq_lens.device)
+        if not takes_mask_words(backend):
+            return self.describe(tree, _byte_mask(backend, seq_lens, context, self.shape.nodes))
+        # Where the backend's CUDA graphs read it, if it has any for as many requests.
+        words, rows = backend.mask_words, requests * self.shape.nodes
+        if words is not None and words.shape[0] >= rows:
+            tree = tree._replace(mask=words[:rows])
+        return self.describe(tree, tree.mask)
+
+    def fill(
+        self,
+        found: TreeVerifyInput,
+        candidates: Candidates,
+        root_tokens: Tensor,
+        seq_lens: Tensor,
+        backend: Any,
+    ) -> None:
+        """Build the trees and their mask into ``found``."""
+        if seq_lens.device.type == "cpu":
+            tree = build_tree_reference(candidates, self.shape, root_tokens, seq_lens)
+            for target, value in zip(found.tree, tree, strict=True):
+                target.copy_(value)
+            cells = unpack_mask(tree.mask, self.shape.nodes).flatten()
+            found.custom_mask[: cells.shape[0]] = cells
+            return
+        masks: dict[str, Tensor] = {}
+        if not takes_mask_words(backend):
+            whole = _mask_layout(backend) == TreeMaskMode.FULL_MASK
+            if whole and backend.verify_mask is not None and backend.verify_mask.is_read:
+                found.custom_mask.fill_(1)
+            masks = {"full_mask" if whole else "draft_mask": found.custom_mask}
+        build_tree(candidates, self.shape, root_tokens, seq_lens, out=found.tree, **masks)
 
     def describe(self, tree: BuiltTree, mask: Tensor) -> TreeVerifyInput:
         """SGLang's record of ``tree``, with ``mask`` as the attention backend wants it."""
@@ -77,25 +95,21 @@ def takes_mask_words(backend: Any) -> bool:
     return hasattr(backend, "mask_words")
 
 
-def _byte_mask(backend: Any, batch: Any, nodes: int) -> tuple[TreeMaskMode, Tensor]:
-    """The layout and the memory of the mask that one of SGLang's backends reads.
-
-    Cells of the context are True already; the tree's own are left to the builder.
-    """
-    requests, device = batch.seq_lens.shape[0], batch.seq_lens.device
+def _mask_layout(backend: Any) -> TreeMaskMode:
     owned = backend.verify_mask
-    kind = default_tree_mask_mode() if owned is None else owned.mode
+    return default_tree_mask_mode() if owned is None else owned.mode
+
+
+def _byte_mask(backend: Any, seq_lens: Tensor, context: int | None, nodes: int) -> Tensor:
+    """Memory of the mask that one of SGLang's backends reads; cells of the context are True."""
+    owned, requests = backend.verify_mask, seq_lens.shape[0]
     if owned is not None and owned.fits(requests):
-        if kind == TreeMaskMode.FULL_MASK and owned.is_read:
-            owned.buffer.fill_(1)
-        return kind, owned.buffer
-    context = batch.seq_lens_sum
-    if kind != TreeMaskMode.FULL_MASK:
-        context = 0
-    elif context is None:
-        context = requests * backend.max_context_len
-    cells = nodes * (context + requests * nodes)
-    return kind, torch.ones(cells, dtype=torch.bool, device=device)
+        return owned.buffer
+    known = requests * backend.max_context_len if context is None else context
+    if _mask_layout(backend) != TreeMaskMode.FULL_MASK:
+        known = 0
+    cells = nodes * (known + requests * nodes)
+    return torch.ones(cells, dtype=torch.bool, device=seq_lens.device)
 
 
 def unpack_mask(words: Tensor, nodes: int) -> Tensor:

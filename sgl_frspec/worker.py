@@ -1,6 +1,7 @@
 """The worker behind ``FRSPEC``: EAGLE's cycle on FRSPEC's draft, tree and acceptance."""
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,8 +10,11 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker, EAGLEWorker
 
 from sgl_frspec.draft_worker import FrSpecDraftWorker
 from sgl_frspec.options import read_options
+from sgl_frspec.round_graph import RoundGraphs, obstacle
 from sgl_frspec.verify import is_plain_greedy, verify_greedy
 from sgl_frspec.verify_input import TreeVerifyInput
+
+logger = logging.getLogger(__name__)
 
 
 class FrSpecWorker(EAGLEWorkerV2):
@@ -20,6 +24,38 @@ class FrSpecWorker(EAGLEWorkerV2):
         with _drafting_with(FrSpecDraftWorker):
             super().__init__(*args, **kwargs)
         self.options = read_options()
+        self._rounds: RoundGraphs | None = None
+
+    def init_cuda_graphs(self) -> None:
+        """Capture SGLang's graphs of each phase, then whole rounds."""
+        super().init_cuda_graphs()
+        if not self.options.uses("round"):
+            return
+        draft_worker: Any = self._draft_worker
+        target_runner = self.target_worker.model_runner
+        reason = obstacle(draft_worker, target_runner)
+        if reason is None:
+            self._rounds = RoundGraphs(draft_worker, target_runner)
+        else:
+            logger.info("FRSPEC runs the phases of a round one by one: %s", reason)
+
+    def forward_batch_generation(
+        self, batch: Any, on_publish: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """A prefill, or a round: a captured one where the batch is plain and greedy."""
+        rounds = self._rounds
+        if (
+            rounds is None
+            or batch.forward_mode.is_extend()
+            or batch.forward_mode.is_idle()
+            or batch.is_extend_in_batch
+            or batch.spec_info is None
+            or not rounds.fits(batch.seq_lens.shape[0])
+            or not is_plain_greedy(batch)
+        ):
+            return super().forward_batch_generation(batch, on_publish, *args, **kwargs)
+        draft_worker: Any = self._draft_worker
+        return rounds.run(batch, on_publish, copy_all=not draft_worker.relay_copies)
 
     def verify(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Verify what was drafted: a plain greedy batch on our kernels, others by SGLang."""
