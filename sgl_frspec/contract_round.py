@@ -153,6 +153,22 @@ ROUND_NEEDS: tuple[Need, ...] = (
         fn("get_batch_sizes_to_capture", "called: memory of the head", ("model_runner",)),
     ),
     *in_module(
+        "sglang.srt.layers.layernorm",
+        cls("RMSNorm", "whose instances run on our kernel"),
+        *values(
+            "RMSNorm",
+            "read: whether it is a plain one",
+            "cast_x_before_out_mul",
+            "fp32_residual",
+            "has_weight",
+            "hidden_size",
+            "override_orig_dtype",
+            "variance_epsilon",
+            "variance_size_override",
+            "weight",
+        ),
+    ),
+    *in_module(
         "sglang.srt.layers.logits_processor",
         cls("LogitsProcessorOutput", "constructed by the head"),
     ),

@@ -28,6 +28,7 @@ from frspec_kernels.tree import Candidates, TreeShape
 from sgl_frspec.draft_head import DraftHead, accepted_rows
 from sgl_frspec.draft_tree import KernelGrowth, StockGrowth, TreeGrowth
 from sgl_frspec.hot_ids import read_hot_ids
+from sgl_frspec.norms import install_norms
 from sgl_frspec.options import read_options
 from sgl_frspec.reduced_head import gather_head, share_embedding_and_head
 from sgl_frspec.verify_input import TreeBuilder
@@ -62,6 +63,7 @@ class FrSpecDraftWorker(EagleDraftWorker):
         )
         self.head = self._install_head() if self.options.uses("head") else None
         self.builder = TreeBuilder(self.shape) if self.options.uses("tree") else None
+        self._install_norms()
         # With overlap, SGLang copies what a round leaves to the next into buffers of its own.
         # Without, it keeps the tensors, and the memory of CUDA graphs would be overwritten.
         self.relay_copies = not _decided(self.server_args).disable_overlap_schedule
@@ -82,6 +84,16 @@ class FrSpecDraftWorker(EagleDraftWorker):
         model: Any = self.draft_runner.model
         model.logits_processor = DraftHead(self.topk, self.hot_token_id, model.logits_processor)
         return model.logits_processor
+
+    def _install_norms(self) -> None:
+        if not self.hot_token_id.is_cuda:
+            return
+        ours = (
+            {"draft": install_norms(self.draft_runner.model)} if self.options.uses("norms") else {}
+        )
+        if self.options.target_norms:
+            ours["target"] = install_norms(self.target_worker.model_runner.model)
+        logger.info("FRSPEC RMSNorms: %s", ours or "SGLang's")
 
     def init_token_map(self) -> None:
         """Nothing left to do when the pools have been made."""

@@ -1,0 +1,65 @@
+"""RMSNorms of a model on :mod:`frspec_kernels.norm`, in place of SGLang's kernels."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sglang.srt.layers.layernorm import RMSNorm
+
+from frspec_kernels.norm import add_rms_norm, rms_norm
+
+MAX_WIDTH = 16_384  # of the kernels
+_KERNEL_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def install_norms(model: torch.nn.Module) -> int:
+    """Let the plain RMSNorms of ``model`` run on our kernels; returns how many do.
+
+    Variants that normalise otherwise stay SGLang's, and so do inputs that the kernels lack: see
+    :func:`takes`.
+    """
+    norms = [m for m in model.modules() if type(m) is RMSNorm and is_plain(m)]
+    for norm in norms:
+        norm.forward = kernel_forward(norm, norm.forward)
+    return len(norms)
+
+
+def is_plain(norm: Any) -> bool:
+    """Whether ``norm`` scales by its weight and rounds once, over the whole row."""
+    return (
+        norm.has_weight
+        and norm.variance_size_override is None
+        and not norm.cast_x_before_out_mul
+        and not norm.fp32_residual
+        and norm.override_orig_dtype is None
+        and getattr(norm, "_quant_linear", None) is None
+        and norm.hidden_size <= MAX_WIDTH
+    )
+
+
+def takes(x: torch.Tensor, residual: torch.Tensor | None, others: tuple[Any, ...]) -> bool:
+    """Whether the kernels take a call: rows on a GPU, and nothing besides a residual."""
+    return (
+        x.is_cuda
+        and x.dim() == 2
+        and x.numel() > 0
+        and x.stride(-1) == 1
+        and x.dtype in _KERNEL_DTYPES
+        and (residual is None or (residual.dim() == 2 and residual.stride(-1) == 1))
+        and all(other is None for other in others)
+    )
+
+
+def kernel_forward(norm: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
+    """``norm``'s forward pass: on our kernel where it takes the call, else ``stock``."""
+
+    def forward(x: Any, residual: Any = None, *others: Any, **named: Any) -> Any:
+        if not takes(x, residual, (*others, *named.values())):
+            return stock(x, residual, *others, **named)
+        if residual is None:
+            return rms_norm(x, norm.weight, norm.variance_epsilon)
+        # In place, as SGLang's own: the caller goes on with both.
+        add_rms_norm(x, residual, norm.weight, norm.variance_epsilon)
+        return x, residual
+
+    return forward
