@@ -125,9 +125,8 @@ CONFIGS = [
     replace(SMALL, prefetch=False),
     replace(SMALL, block_m=2 * SMALL.block_m, block_n=64),
     replace(SMALL, programs_per_sm=16, merge_block_s=2),
-    replace(SMALL, overlap=True),
-    replace(SMALL, overlap=True, prefetch=False),
     replace(SMALL, merge_block_r=8),
+    replace(SMALL, merge_block_s=4, merge_block_r=1, merge_warps=1),
 ]
 
 
@@ -138,23 +137,22 @@ def test_every_configuration_is_right(config):
 
 @pytest.mark.parametrize("context", [0, 5, 32, 64, 150, 320])
 @pytest.mark.parametrize("nodes", [1, 12, 70])
-def test_a_tail_of_its_own(context, nodes):
-    run_and_check(Problem([context], [random_tree(nodes)]), replace(SMALL, tail_apart=True))
+def test_whole_tiles_and_a_masked_tail(context, nodes):
+    run_and_check(Problem([context], [random_tree(nodes)]), SMALL)
 
 
 @pytest.mark.parametrize("window", [-1, 20, 64])
-def test_products_beside_the_softmax_of_the_next_tile(window):
+def test_windows_over_several_requests(window):
     problem = Problem([150, 3, 64], [random_tree(12), random_tree(5), chain(3)], in_cache=True)
-    run_and_check(problem, replace(SMALL, overlap=True), window_left=window)
+    run_and_check(problem, SMALL, window_left=window)
 
 
 @triton.jit
 def _plan_kernel(
-    indptr, keys, out, batch, slots, min_tiles,
-    APART: tl.constexpr, N: tl.constexpr, B: tl.constexpr,
+    indptr, keys, out, batch, slots, min_tiles, N: tl.constexpr, B: tl.constexpr
 ):  # fmt: skip
     splits, program, part = plan_splits(
-        indptr, indptr, keys, batch, slots, min_tiles, -1, False, APART, N, B
+        indptr, indptr, keys, batch, slots, min_tiles, -1, False, N, B
     )
     offs = tl.arange(0, B)
     tl.store(out + offs, splits)
@@ -163,9 +161,9 @@ def _plan_kernel(
 
 
 @triton.jit
-def _tiles_kernel(out, splits, whole, tail, APART: tl.constexpr):
+def _tiles_kernel(out, splits, whole, tail):
     for split in range(splits):
-        first, last, tail_first, tail_last = split_tiles(split, splits, whole, tail, APART)
+        first, last, tail_first, tail_last = split_tiles(split, splits, whole, tail)
         tl.store(out + 4 * split, first)
         tl.store(out + 4 * split + 1, last)
         tl.store(out + 4 * split + 2, tail_first)
@@ -177,35 +175,31 @@ def _tiles_kernel(out, splits, whole, tail, APART: tl.constexpr):
     nodes=st.integers(0, 100),
     slots=st.integers(1, 70),
     min_tiles=st.integers(1, 4),
-    apart=st.booleans(),
 )
 @settings(max_examples=40 if not CUDA else 300, deadline=None)
-def test_plan_covers_every_tile_once_within_grid_and_workspace(
-    lengths, nodes, slots, min_tiles, apart
-):
-    lengths = lengths[:1] if apart else lengths
+def test_plan_covers_every_tile_once_within_grid_and_workspace(lengths, nodes, slots, min_tiles):
     batch = len(lengths)
     indptr = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
     keys = torch.arange(batch + 1, device=DEVICE).int() * nodes
     block = triton.next_power_of_2(batch)
     out = torch.full((3, block), -1, dtype=torch.int32, device=DEVICE)
-    _plan_kernel[(1,)](indptr, keys, out, batch, slots, min_tiles, APART=apart, N=32, B=block)
+    _plan_kernel[(1,)](indptr, keys, out, batch, slots, min_tiles, N=32, B=block)
     splits, program, part = out[:, :batch].tolist()
     parts = 0
     for b, length in enumerate(lengths):
         whole, tail = length // 32, (length % 32 > 0) + -(-nodes // 32)
         assert splits[b] >= 1
-        assert splits[b] == 1 or splits[b] * min_tiles <= whole + tail + apart * min_tiles
+        assert splits[b] == 1 or splits[b] * min_tiles <= whole + tail
         assert program[b] == sum(splits[:b])
         assert part[b] == parts
         parts += splits[b] if splits[b] > 1 else 0
         tiles = torch.full((splits[b], 4), -1, dtype=torch.int32, device=DEVICE)
-        _tiles_kernel[(1,)](tiles, splits[b], whole, tail, APART=apart)
+        _tiles_kernel[(1,)](tiles, splits[b], whole, tail)
         for first, count in ((0, whole), (2, tail)):
             begin, end = tiles[:, first].tolist(), tiles[:, first + 1].tolist()
             taken = [t for i, j in zip(begin, end, strict=True) for t in range(i, j)]
             assert taken == list(range(count))
-    config = TreeAttentionConfig(16, 32, 1, 1, slots, tail_apart=apart)
+    config = TreeAttentionConfig(16, 32, 1, 1, slots)
     shape = LaunchShape.of(config, batch=batch, kv_heads=1, rows=1, sm_count=1)
     assert sum(splits) <= shape.grid[2]
     assert parts <= shape.max_parts

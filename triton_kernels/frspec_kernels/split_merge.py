@@ -11,8 +11,7 @@ captured launch serves any lengths:
     weight_b = whole_b + 2 tail_b
     splits_b = clamp(round(slots * weight_b / sum(weight)), 1, floor(tiles_b / min_tiles))
 
-Split ``s`` of ``S`` takes the tiles that begin in ``[s, s + 1) * weight_b / S``. With TAIL_APART
-(one request, few rows) the splits share the whole tiles, and one more program takes the tail.
+Split ``s`` of ``S`` takes the tiles that begin in ``[s, s + 1) * weight_b / S``.
 
 Rounding to the nearest keeps ``sum(splits) <= slots + B``, and requests that are really split use
 at most ``4/3 * slots`` parts (each such share is >= 1.5), which bounds the workspace for any batch.
@@ -42,7 +41,6 @@ def plan_splits(
     min_tiles,
     WINDOW_LEFT: tl.constexpr,
     HAS_LENS: tl.constexpr,
-    TAIL_APART: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_B: tl.constexpr,
 ):
@@ -63,10 +61,7 @@ def plan_splits(
     weight = tl.where(mask_b, tl.maximum(whole + TAIL_WEIGHT * tail, 1), 0)
     total = tl.maximum(tl.sum(weight, axis=0), 1)
     splits = (2 * weight * num_slots + total) // (2 * total)
-    most = whole if TAIL_APART else whole + tail
-    splits = tl.maximum(tl.minimum(splits, most // min_tiles), 1)
-    if TAIL_APART:
-        splits += ((splits > 1) & (tail > 0)).to(tl.int32)
+    splits = tl.maximum(tl.minimum(splits, (whole + tail) // min_tiles), 1)
     splits = tl.where(mask_b, splits, 0)
     parts = tl.where(splits > 1, splits, 0)
     first_program = tl.cumsum(splits, axis=0) - splits
@@ -82,23 +77,14 @@ def count_tiles(context, keys, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def split_tiles(split, splits, whole, tail, TAIL_APART: tl.constexpr):
+def split_tiles(split, splits, whole, tail):
     """First and last + 1 of a split's whole tiles, then of its tail's tiles."""
-    if TAIL_APART:
-        shares = splits - ((splits > 1) & (tail > 0)).to(tl.int32)
-        first = tl.minimum(split * whole // shares, whole)
-        last = tl.minimum((split + 1) * whole // shares, whole)
-        tail_first = tl.where(split == splits - 1, 0, tail)
-        tail_last = tail
-    else:
-        weight = whole + TAIL_WEIGHT * tail
-        first = split * weight // splits
-        last = (split + 1) * weight // splits
-        tail_first = (tl.maximum(first - whole, 0) + TAIL_WEIGHT - 1) // TAIL_WEIGHT
-        tail_last = (tl.maximum(last - whole, 0) + TAIL_WEIGHT - 1) // TAIL_WEIGHT
-        first = tl.minimum(first, whole)
-        last = tl.minimum(last, whole)
-    return first, last, tail_first, tail_last
+    weight = whole + TAIL_WEIGHT * tail
+    first = split * weight // splits
+    last = (split + 1) * weight // splits
+    tail_first = (tl.maximum(first - whole, 0) + TAIL_WEIGHT - 1) // TAIL_WEIGHT
+    tail_last = (tl.maximum(last - whole, 0) + TAIL_WEIGHT - 1) // TAIL_WEIGHT
+    return tl.minimum(first, whole), tl.minimum(last, whole), tail_first, tail_last
 
 
 @triton.jit
@@ -162,7 +148,6 @@ def merge_splits_kernel(
     HAS_LENS: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     STORE_LSE: tl.constexpr,
-    TAIL_APART: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_S: tl.constexpr,
@@ -177,7 +162,7 @@ def merge_splits_kernel(
     # The plan reads what the splits' launch waited for, so it may run before they have finished.
     splits_b, _, first_part_b = plan_splits(
         kv_indptr_ptr, context_lens_ptr, key_indptr_ptr, batch, num_slots,
-        min_tiles, WINDOW_LEFT, HAS_LENS, TAIL_APART, BLOCK_N, BLOCK_B,
+        min_tiles, WINDOW_LEFT, HAS_LENS, BLOCK_N, BLOCK_B,
     )  # fmt: skip
     offs_b = tl.arange(0, BLOCK_B)
     mask_b = offs_b < batch

@@ -118,7 +118,7 @@ def tree_attention(
             "KV_HEADS": sizes.kv_heads,
             "BLOCK_S": config.merge_block_s,
             "BLOCK_R": config.merge_block_r,
-            "num_warps": 4,
+            "num_warps": config.merge_warps,
         }
         merge_splits_kernel[(launch.merge_programs,)](**(common | merge))
     return out
@@ -182,7 +182,6 @@ def _common_arguments(
         "GROUP": sizes.group,
         "DV": sizes.head_dim_v,
         "HAS_LENS": context.lengths is not None,
-        "TAIL_APART": config.tail_apart and tree.batch == 1,
         "BLOCK_B": _block_b(tree.batch),
         "BLOCK_N": config.block_n,
         "BLOCK_DV": triton.next_power_of_2(sizes.head_dim_v),
@@ -231,7 +230,6 @@ def _key_arguments(
         "PAGE_SIZE": context.page_size,
         "TREE_IN_CACHE": tree.slots is not None,
         "PREFETCH": config.prefetch,
-        "OVERLAP": config.overlap,
         "BLOCK_M": config.block_m,
         "BLOCK_D": triton.next_power_of_2(q.shape[2]),
         "num_warps": config.num_warps,

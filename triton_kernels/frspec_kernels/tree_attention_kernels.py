@@ -95,9 +95,7 @@ def tree_attention_kernel(
     HAS_CAP: tl.constexpr,
     STORE_LSE: tl.constexpr,
     TREE_IN_CACHE: tl.constexpr,
-    TAIL_APART: tl.constexpr,
     PREFETCH: tl.constexpr,
-    OVERLAP: tl.constexpr,
     USE_PDL: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -114,7 +112,7 @@ def tree_attention_kernel(
         gdc_launch_dependents()  # only now: the merge plans from what this launch waited for
     splits, first_program, first_part = plan_splits(
         kv_indptr_ptr, context_lens_ptr, key_indptr_ptr, batch, num_slots,
-        min_tiles, WINDOW_LEFT, HAS_LENS, TAIL_APART, BLOCK_N, BLOCK_B,
+        min_tiles, WINDOW_LEFT, HAS_LENS, BLOCK_N, BLOCK_B,
     )  # fmt: skip
     request = tl.sum((first_program + splits <= program).to(tl.int32), axis=0)
     if request >= batch:
@@ -138,7 +136,7 @@ def tree_attention_kernel(
     whole, tail = count_tiles(length - first_key, keys, BLOCK_N)
     splits = pick(splits, request, BLOCK_B)
     split = program - pick(first_program, request, BLOCK_B)
-    first, last, tail_first, tail_last = split_tiles(split, splits, whole, tail, TAIL_APART)
+    first, last, tail_first, tail_last = split_tiles(split, splits, whole, tail)
 
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, BLOCK_D)
@@ -164,12 +162,6 @@ def tree_attention_kernel(
     hi = first_key + last * BLOCK_N
     all_n = offs_n < BLOCK_N
     slots = page_slots(indices_ptr, lo + offs_n, lo + offs_n < hi, PAGE_SIZE)
-    if OVERLAP:
-        # The product with the values of the tile before runs on the tensor cores while this tile's
-        # softmax is computed. The first tile's values stand in for those before it, weighed 0.
-        v_slots = slots.to(tl.int64)
-        p_bits = tl.zeros([BLOCK_M, BLOCK_N], tl.int16)
-        alpha = tl.full([BLOCK_M], 1.0, tl.float32)
     for start in range(lo, hi, BLOCK_N):
         if PREFETCH:
             ahead = start + BLOCK_N + offs_n
@@ -180,28 +172,14 @@ def tree_attention_kernel(
         scores, scale = capped(
             tl.dot(q, tl.trans(k.to(q.dtype))), sm_scale * k_scale, logit_cap, HAS_CAP
         )
-        if OVERLAP:
-            acc = acc * alpha[:, None]
-            v = load_rows(v_head_ptr, v_slots, stride_v_slot, offs_dv, all_n, DV, False)
-            acc = tl.dot(p_bits.to(q.dtype, bitcast=True), v.to(q.dtype), acc)
-            v_slots = slots.to(tl.int64)  # pipelining needs a carried value computed in the loop
         if WINDOW_LEFT >= 0:
             distance = length - start - offs_n[None, :] + depth[:, None]
             scores = tl.where(distance <= WINDOW_LEFT, scores, float("-inf"))
         weights, alpha, m_i, l_i = softmax_weights(scores, scale, m_i, l_i, WINDOW_LEFT >= 0)
-        p = weights.to(q.dtype)
-        if OVERLAP:
-            # Carried as bits: weights that a loop carries as such would go through shared memory.
-            p_bits = p.to(tl.int16, bitcast=True)
-        else:
-            v = load_rows(v_head_ptr, slots, stride_v_slot, offs_dv, all_n, DV, False)
-            acc = tl.dot(p, v.to(q.dtype), acc * alpha[:, None])
+        v = load_rows(v_head_ptr, slots, stride_v_slot, offs_dv, all_n, DV, False)
+        acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc * alpha[:, None])
         if PREFETCH:
             slots = next_slots
-    if OVERLAP and first < last:
-        v = load_rows(v_head_ptr, v_slots, stride_v_slot, offs_dv, all_n, DV, False)
-        p = p_bits.to(q.dtype, bitcast=True)
-        acc = tl.dot(p, v.to(q.dtype), acc * alpha[:, None])
     # The tail: the rest of the context, then the tree's own keys.
     kt_head_ptr = k_tree_ptr + kv_head * stride_kt_head
     vt_head_ptr = v_tree_ptr + kv_head * stride_vt_head

@@ -28,10 +28,9 @@ class TreeAttentionConfig:
     min_tiles: int = 1  # a split is not cut below this many tiles
     prefetch: bool = False  # read a tile's page-table entries one tile ahead
     max_registers: int | None = None  # a cap, for more programs per SM
-    overlap: bool = False  # softmax of a tile beside the product with the values before it
-    tail_apart: bool = False  # for one request: a program of its own for the masked tiles
     merge_block_s: int = 16  # parts that a merge program reads at once
     merge_block_r: int = 2  # rows of a merge program
+    merge_warps: int = 4
 
 
 MERGE_PROGRAMS_PER_SM = 8
@@ -75,7 +74,7 @@ class LaunchShape:
         """Shape for ``batch`` requests of at most ``rows`` query rows per KV head."""
         m_tiles = max(1, ceil(rows / config.block_m))
         slots = max(1, config.programs_per_sm * sm_count // (kv_heads * m_tiles))
-        programs = slots + (config.tail_apart if batch == 1 else batch)
+        programs = slots if batch == 1 else slots + batch
         blocks = batch * kv_heads * ceil(rows / config.merge_block_r)
         return cls(
             m_tiles,
@@ -126,7 +125,6 @@ def _common_spec(config: TreeAttentionConfig, dim: int, options: dict[str, Any])
         "GROUP": GROUP_32_OVER_8,
         "DV": dim,
         "HAS_LENS": False,
-        "TAIL_APART": config.tail_apart,
         "USE_PDL": False,
         "BLOCK_N": config.block_n,
         "BLOCK_DV": triton.next_power_of_2(dim),
@@ -184,7 +182,6 @@ def _split_spec(
         "PAGE_SIZE": page_size,
         "TREE_IN_CACHE": in_cache,
         "PREFETCH": config.prefetch,
-        "OVERLAP": config.overlap,
         "BLOCK_M": config.block_m,
         "BLOCK_D": triton.next_power_of_2(dim),
     }
@@ -198,4 +195,4 @@ def _merge_spec(config: TreeAttentionConfig, dim: int, **options: Any) -> Compil
         pointers |= {"sinks_ptr": "fp32", "lse_ptr": "fp32"}
     constexprs = _common_spec(config, dim, options)
     constexprs |= {"KV_HEADS": 8, "BLOCK_S": config.merge_block_s, "BLOCK_R": config.merge_block_r}
-    return _spec(merge_splits_kernel, pointers, constexprs, 4, 3)
+    return _spec(merge_splits_kernel, pointers, constexprs, config.merge_warps, 3)
