@@ -33,7 +33,7 @@ class TreeAttentionConfig:
     merge_warps: int = 4
 
 
-MERGE_PROGRAMS_PER_SM = 8
+MERGE_WARPS_PER_SM = 32
 BACKEND = "cuda" if torch.version.hip is None else "hip"
 
 
@@ -82,7 +82,7 @@ class LaunchShape:
             (m_tiles, kv_heads, programs),
             slots * 4 // 3 + 1,
             rows,
-            min(blocks, MERGE_PROGRAMS_PER_SM * sm_count),
+            min(blocks, MERGE_WARPS_PER_SM // config.merge_warps * sm_count),
         )
 
 
