@@ -28,9 +28,9 @@ class TreeAttentionConfig:
     min_tiles: int = 1  # a split is not cut below this many tiles
     prefetch: bool = False  # read a tile's page-table entries one tile ahead
     max_registers: int | None = None  # a cap, for more programs per SM
-    merge_block_s: int = 16  # parts that a merge program reads at once
-    merge_block_r: int = 2  # rows of a merge program
-    merge_warps: int = 4
+    merge_block_s: int = 8  # parts that a merge program reads at once
+    merge_block_r: int = 1  # rows of a merge program
+    merge_warps: int = 1
 
 
 MERGE_WARPS_PER_SM = 32
@@ -51,9 +51,15 @@ def launch_config(
         shape = (64, 32, 8, 2) if backend == "hip" else (128, 64, 8, 2)
         return TreeAttentionConfig(*shape, programs_per_sm=1, prefetch=True)
     stages = 2 if backend == "hip" else 3
+    if rows <= 64 and batch == 1:
+        return TreeAttentionConfig(64, 64, 4, stages, 1, prefetch=True, merge_block_s=16)
     if rows <= 64:
-        return TreeAttentionConfig(64, 64, 4, stages, 1 if batch == 1 else 2, prefetch=True)
-    return TreeAttentionConfig(128, 64, 8, stages, 1, prefetch=True)
+        return TreeAttentionConfig(64, 64, 4, stages, 2, prefetch=True, merge_block_r=2)
+    if batch == 1:
+        return TreeAttentionConfig(128, 64, 8, stages, 1, prefetch=True)
+    return TreeAttentionConfig(
+        128, 64, 8, stages, 1, prefetch=True, merge_block_s=16, merge_block_r=2, merge_warps=4
+    )
 
 
 @dataclass(frozen=True)
