@@ -14,6 +14,7 @@ from sgl_frspec.contract_entry import fn as _fn
 from sgl_frspec.contract_entry import in_module as _in
 from sgl_frspec.contract_entry import values as _values
 from sgl_frspec.contract_round import ROUND_NEEDS
+from sgl_frspec.contract_sampling import SAMPLING_NEEDS
 
 SUPPORTED = ("0.5.17", "0.5.23")
 
@@ -36,6 +37,7 @@ _LAST_SLOT = ("req_to_token", "req_pool_indices_tensor", "prefix_lens_tensor")
 
 NEEDS: tuple[Need, ...] = (
     *ROUND_NEEDS,
+    *SAMPLING_NEEDS,
     # The algorithm.
     *_in(
         "sglang.srt.speculative.spec_info",

@@ -13,9 +13,11 @@ def main() -> None:
     """Run the job file given on the command line."""
     job = json.loads(Path(sys.argv[1]).read_text())
     engine = sglang.Engine(**job["engine"])
+    # One record for all requests, or for each batch a record or one a request.
+    samplings = job.get("samplings") or [job["sampling"]] * len(job["batches"])
     results = [
-        engine.generate(input_ids=prompts, sampling_params=job["sampling"])
-        for prompts in job["batches"]
+        engine.generate(input_ids=prompts, sampling_params=sampling)
+        for prompts, sampling in zip(job["batches"], samplings, strict=True)
     ]
     answers = [
         [{"ids": a["output_ids"], "cycles": a["meta_info"].get("spec_verify_ct")} for a in batch]

@@ -12,6 +12,7 @@ from torch import Tensor
 from . import sampling_random_reference as random
 from .sampling_args import DraftLists, Sampling
 from .sampling_reference import Proposal, sibling_rule, target_distribution
+from .tree_args import Accepted
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,34 @@ def accept_sampled_reference(
         _walk(rows[b], tokens[b], parents[b], int(seq_lens[b]), b, sampling, lists, thresholds)
         for b in range(batch)
     ]
+
+
+def accepted_on_cpu(
+    logits: Tensor,
+    tokens: Tensor,
+    parents: Tensor,
+    seq_lens: Tensor,
+    max_path: int,
+    sampling: Sampling,
+    lists: DraftLists | None = None,
+    thresholds: Thresholds = LOSSLESS,
+) -> Accepted:
+    """:func:`accept_sampled_reference` in the form of ``accept_sampled``'s outcome."""
+    batch, nodes = tokens.shape
+    index = torch.full((batch, max_path), -1, dtype=torch.int32)
+    said = torch.zeros(batch, max_path, dtype=torch.int64)
+    predicts = torch.zeros(batch * nodes, dtype=torch.int32)
+    lens = torch.empty(batch, dtype=torch.int32)
+    paths = accept_sampled_reference(logits, tokens, parents, seq_lens, sampling, lists, thresholds)
+    for b, path in enumerate(paths):
+        count = len(path.nodes)
+        rows = torch.tensor(path.nodes) + b * nodes
+        lens[b] = count
+        index[b, :count] = rows.int()
+        said[b, :count] = torch.tensor([*tokens[b, list(path.nodes[1:])].tolist(), path.bonus])
+        predicts[rows] = said[b, :count].int()
+    bonus = said.gather(1, lens[:, None].long() - 1)[:, 0]
+    return Accepted(index, lens, predicts, said, bonus, seq_lens.long() + lens)
 
 
 def _walk(
