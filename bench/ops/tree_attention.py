@@ -54,7 +54,7 @@ def _configs(case: Case) -> list[TreeAttentionConfig]:
     if case["nodes"] > 16:
         shapes += [
             (128, 32, 8, 4, 1, None), (128, 64, 8, 3, 1, None), (128, 64, 8, 2, 2, 128),
-            (128, 128, 8, 2, 1, None), (256, 32, 8, 3, 1, None),
+            (128, 128, 8, 2, 1, None), (128, 128, 8, 3, 1, None),
         ]  # fmt: skip
     return [
         TreeAttentionConfig(m, n, warps, stages, per_sm, min_tiles, prefetch, registers)

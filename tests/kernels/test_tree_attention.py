@@ -249,6 +249,15 @@ def test_shipped_configurations_on_real_sizes(name, contexts, nodes, dim, dtype)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("shape", TREES)
+def test_shapes_of_trees_on_real_sizes(shape):
+    contexts, nodes = [0, 1, 15, 16, 17, 4096, 100_000], [200, 1, 60, 16, 33, 200, 60]
+    trees = [TREES[shape](n) for n in nodes]
+    problem = Problem(contexts, trees, 32, 8, 128, 128, page=16, dtype=torch.bfloat16)
+    run_and_check(problem, config=None)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("in_cache", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_fp8_cache(dtype, in_cache):
