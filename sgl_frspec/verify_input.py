@@ -56,8 +56,9 @@ class TreeBuilder:
             tree = build_tree_reference(candidates, self.shape, root_tokens, seq_lens)
             for target, value in zip(found.tree, tree, strict=True):
                 target.copy_(value)
-            cells = unpack_mask(tree.mask, self.shape.nodes).flatten()
-            found.custom_mask[: cells.shape[0]] = cells
+            if not takes_mask_words(backend):
+                cells = unpack_mask(tree.mask, self.shape.nodes).flatten()
+                found.custom_mask[: cells.shape[0]] = cells
             return
         masks: dict[str, Tensor] = {}
         if not takes_mask_words(backend):

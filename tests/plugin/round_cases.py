@@ -1,0 +1,256 @@
+# ruff: noqa: TID251 (these run where SGLang is)
+"""Head, tree growth, verification and round memory on the CPU; ``test_round.py`` runs this file."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt.layers.layernorm import GemmaRMSNorm, RMSNorm
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+from frspec_kernels.tree import Accepted, TreeShape, empty_accepted
+from frspec_kernels.tree_reference import accept_greedy_reference
+from sgl_frspec.draft_head import DraftHead, reduced_topk_cpu
+from sgl_frspec.draft_tree import KernelGrowth, StockGrowth
+from sgl_frspec.norms import is_plain, takes
+from sgl_frspec.options import OptionError
+from sgl_frspec.round_graph import path_rows
+from sgl_frspec.round_state import RoundBatches, RoundInputs
+from sgl_frspec.verify import is_plain_greedy, rows_at_front, tokens_at_front
+from sgl_frspec.verify_input import TreeBuilder, unpack_mask
+
+H, K, S, N = 8, 3, 3, 10
+SHAPE = TreeShape(K, S, N)
+CPU = torch.device("cpu")
+
+
+def head(**stock: Any) -> tuple[DraftHead, torch.Tensor]:
+    g = torch.Generator().manual_seed(1)
+    ids = torch.tensor([2, 3, 5, 7, 11, 13, 17, 19])
+    return DraftHead(K, ids, SimpleNamespace(**stock)), torch.randn(8, H, generator=g)
+
+
+def run_head(module: DraftHead, weight: torch.Tensor, hidden: torch.Tensor, batch: Any) -> Any:
+    return module(None, hidden, SimpleNamespace(weight=weight), batch)
+
+
+def expected(hidden: torch.Tensor, weight: torch.Tensor, ids: torch.Tensor) -> tuple[Any, Any]:
+    probs = (hidden.double() @ weight.double().T).softmax(-1)
+    best = probs.topk(K)
+    return best.values.float(), ids[best.indices]
+
+
+def test_head_proposes_for_the_rows_that_each_phase_needs():
+    module, weight = head()
+    hidden = torch.randn(10, H, generator=torch.Generator().manual_seed(2))
+    phases = {
+        "draft": (SimpleNamespace(forward_mode=ForwardMode.DECODE), list(range(10))),
+        "prompts": (
+            SimpleNamespace(
+                forward_mode=ForwardMode.EXTEND, extend_seq_lens=torch.tensor([4, 1, 5])
+            ),
+            [3, 4, 9],
+        ),
+        "accepted": (
+            SimpleNamespace(
+                forward_mode=ForwardMode.DRAFT_EXTEND_V2,
+                input_ids=torch.zeros(10),
+                spec_info=SimpleNamespace(num_accept_tokens=torch.tensor([1, 4])),
+            ),
+            [0, 8],
+        ),
+    }
+    for batch, rows in phases.values():
+        output = run_head(module, weight, hidden, batch)
+        probs, ids = expected(hidden[rows], weight, module.token_ids)
+        torch.testing.assert_close(module.last().probs, probs)
+        assert torch.equal(module.last().token_ids, ids)
+        assert torch.equal(output.hidden_states, hidden[rows])
+    assert torch.equal(module.after_verification(2).token_ids, module.last().token_ids)
+
+
+def test_head_orders_equal_scores_by_the_smaller_id():
+    found = reduced_topk_cpu(torch.zeros(1, H), torch.ones(8, H), K, torch.arange(10, 18))
+    assert found.token_ids.tolist() == [[10, 11, 12]]
+    torch.testing.assert_close(found.probs, torch.full((1, K), 1 / 8))
+
+
+@pytest.mark.parametrize("name", ["logit_scale", "final_logit_softcapping"])
+def test_head_refuses_what_it_would_leave_out(name):
+    head(**{name: None})
+    with pytest.raises(OptionError, match=f"{name}.*--frspec-stock head"):
+        head(**{name: 30.0})
+
+
+def test_our_growth_and_sglangs_choose_the_same_trees():
+    g = torch.Generator().manual_seed(3)
+    batch = 4
+    ours, stock = KernelGrowth(SHAPE, batch, CPU), StockGrowth(SHAPE)
+    for step in range(S):
+        rows = batch if step == 0 else batch * K
+        probs = torch.rand(rows, 16, generator=g).softmax(-1).topk(K).values
+        tokens = torch.stack([torch.randperm(500, generator=g)[:K] for _ in range(rows)])
+        hidden = torch.randn(rows, H, generator=g)
+        one, other = (growth.grow(step, probs, tokens, hidden) for growth in (ours, stock))
+        if one is None or other is None:
+            assert one is other is None
+            assert step == S - 1
+            continue
+        assert torch.equal(one.tokens, other.tokens)
+        assert one.hidden is not None
+        assert other.hidden is not None
+        assert torch.equal(one.hidden, other.hidden)
+    scores, tokens, parents = ours.finish()
+    stock_parents, selected, stock_tokens = stock.finish()
+    assert torch.equal(parents, stock_parents)
+    best = scores.topk(N - 1).indices.sort().values
+    assert torch.equal(best, selected)
+    assert torch.equal(tokens.gather(1, best), stock_tokens)
+
+
+def grown(batch: int) -> Any:
+    g = torch.Generator().manual_seed(4)
+    growth = KernelGrowth(SHAPE, batch, CPU)
+    for step in range(S):
+        rows = batch if step == 0 else batch * K
+        probs = torch.rand(rows, 16, generator=g).softmax(-1).topk(K).values
+        tokens = torch.stack([torch.randperm(500, generator=g)[:K] for _ in range(rows)])
+        growth.grow(step, probs, tokens, torch.zeros(rows, H))
+    return growth.candidates
+
+
+def test_builder_describes_the_tree_to_sglang():
+    lens, roots = torch.tensor([5, 0]), torch.tensor([600, 601])
+    batch = SimpleNamespace(seq_lens=lens, seq_lens_sum=5)
+    backend = SimpleNamespace(verify_mask=None, max_context_len=100)
+    found = TreeBuilder(SHAPE).build(grown(2), roots, batch, backend)
+    sees = unpack_mask(found.tree.mask, N).view(2, N, N)
+    assert torch.equal(found.custom_mask[: 2 * N * N].view(2, N, N), sees)
+    assert found.draft_token.view(2, N)[:, 0].tolist() == [600, 601]
+    depths = found.tree.depths.view(2, N)
+    assert torch.equal(found.positions.view(2, N), lens[:, None] + depths)
+    assert torch.equal(sees.sum(-1), depths + 1)
+    assert (found.draft_token_num, found.topk, found.spec_steps) == (N, K, S)
+
+
+def test_builder_writes_the_mask_where_the_backends_graphs_read_it():
+    words = torch.full((40, 1), -7, dtype=torch.int32)
+    backend = SimpleNamespace(mask_words=words)
+    builder = TreeBuilder(SHAPE)
+    found = builder.allocate(torch.tensor([5, 0]), None, backend)
+    builder.fill(found, grown(2), torch.tensor([1, 2]), torch.tensor([5, 0]), backend)
+    assert found.tree.mask.data_ptr() == words.data_ptr()
+    assert (words[: 2 * N] != -7).all()
+    assert (words[2 * N :] == -7).all()
+    assert builder.allocate(torch.zeros(5, dtype=torch.int64), None, backend).tree.mask.shape[
+        0
+    ] == (5 * N)
+
+
+def accepted() -> tuple[Accepted, torch.Tensor]:
+    """One request that accepts nodes 0, 2, 5 of 6, and one that accepts its root alone."""
+    tokens = torch.tensor([[9, 1, 2, 3, 4, 5], [9, 1, 2, 3, 4, 5]])
+    parents = torch.tensor([[-1, 0, 0, 1, 2, 2], [-1, 0, 0, 1, 2, 2]], dtype=torch.int32)
+    target = torch.tensor([[2, 0, 5, 0, 0, 77], [40, 0, 0, 0, 0, 0]])
+    slots = torch.arange(100, 112)
+    return accept_greedy_reference(
+        tokens, parents, target, torch.tensor([3, 8]), 4, slots
+    ), torch.arange(12)
+
+
+def test_accepted_path_comes_to_the_front():
+    found, rows = accepted()
+    assert tokens_at_front(found, 6).tolist() == [2, 5, 77, 0, 0, 0, 40, 0, 0, 0, 0, 0]
+    assert rows_at_front(rows, found, 6).tolist() == [0, 2, 5, 3, 4, 5, 6, 7, 8, 9, 10, 11]
+    assert path_rows(found, 6, 4).tolist() == [0, 2, 5, 3, 6, 7, 8, 9]
+    assert path_rows(found, 6, 6).tolist() == [0, 2, 5, 3, 4, 5, 6, 7, 8, 9, 10, 11]
+    assert found.new_seq_lens.tolist() == [6, 9]
+
+
+def test_tree_shallower_than_its_longest_path():
+    found = empty_accepted(1, 2, 4, CPU, slots=True)
+    found.path_tokens.copy_(torch.tensor([[7, 8, 0, 0]]))
+    found.accept_index.copy_(torch.tensor([[0, 1, -1, -1]]))
+    assert tokens_at_front(found, 2).tolist() == [7, 8]
+    assert rows_at_front(torch.arange(2), found, 2).tolist() == [0, 1]
+
+
+def test_only_plain_greedy_batches_take_our_acceptance():
+    plain = {
+        "is_all_greedy": True,
+        "acc_additive_penalties": None,
+        "acc_scaling_penalties": None,
+        "logit_bias": None,
+    }
+    flags = {"has_grammar": False, "return_logprob": False, "return_hidden_states": False}
+
+    def batch(**changes: Any) -> Any:
+        sampling = {name: changes.get(name, value) for name, value in plain.items()}
+        rest = {name: changes.get(name, value) for name, value in flags.items()}
+        return SimpleNamespace(sampling_info=SimpleNamespace(**sampling), **rest)
+
+    assert is_plain_greedy(batch())
+    assert not is_plain_greedy(batch(is_all_greedy=False))
+    for name in [*plain, *flags]:
+        if name != "is_all_greedy":
+            assert not is_plain_greedy(batch(**{name: torch.ones(1)})), name
+
+
+def filled(requests: int, padded: int) -> RoundInputs:
+    inputs = RoundInputs(4, K, H, torch.float32, CPU)
+    for tensor in vars(inputs).values():
+        tensor.fill_(3)  # what an earlier round left
+    batch = SimpleNamespace(
+        seq_lens=torch.tensor([20, 9][:requests]), req_pool_indices=torch.tensor([2, 1][:requests])
+    )
+    draft_input = SimpleNamespace(
+        bonus_tokens=torch.tensor([50, 51][:requests], dtype=torch.int32),
+        topk_index=torch.arange(6).view(2, K)[:requests],
+        topk_p=torch.rand(2, K)[:requests],
+        hidden_states=torch.rand(2, H)[:requests],
+    )
+    inputs.fill(batch, draft_input, padded, 1)
+    assert torch.equal(inputs.probs[:requests], draft_input.topk_p)
+    assert torch.equal(inputs.hidden[:requests], draft_input.hidden_states)
+    assert torch.equal(inputs.token_ids[:requests], draft_input.topk_index)
+    return inputs
+
+
+def test_padding_requests_own_no_slots():
+    inputs = filled(2, 4)
+    assert inputs.seq_lens.tolist() == [20, 9, 1, 1]
+    assert inputs.rows.tolist() == [2, 1, 0, 0]
+    assert inputs.bonus_tokens.tolist()[:2] == [50, 51]
+
+
+@pytest.mark.parametrize("width", [S + 1, N])
+def test_every_phase_writes_behind_the_context(width):
+    table = torch.arange(3 * 64, dtype=torch.int32).view(3, 64)
+    batches = RoundBatches(filled(2, 2), 2, SHAPE, width, None)
+    batches.locate(table)
+    starts = torch.tensor([2 * 64 + 20, 1 * 64 + 9])[:, None]
+    for slots, count in (
+        (batches.draft_slots, K * S),
+        (batches.node_slots, N),
+        (batches.extend_slots, width),
+    ):
+        assert torch.equal(slots.view(2, count), starts + torch.arange(count))
+    assert batches.draft_positions.tolist() == [20] * K + [9] * K
+    assert batches.extend_positions.view(2, width)[:, 0].tolist() == [20, 9]
+    assert batches.extend_positions.view(2, width)[:, -1].tolist() == [
+        20 + width - 1,
+        9 + width - 1,
+    ]
+    extend = batches.extend()
+    assert extend.extend_seq_lens_cpu == [width, width]
+    assert extend.out_cache_loc is batches.extend_slots
+
+
+def test_norms_that_ours_replaces():
+    assert is_plain(RMSNorm(16))
+    assert not is_plain(RMSNorm(16, var_hidden_size=8))
+    assert not is_plain(RMSNorm(16, cast_x_before_out_mul=True))
+    assert not is_plain(RMSNorm(32_768))
+    assert not isinstance(GemmaRMSNorm(16), RMSNorm)
+    assert not takes(torch.ones(2, 16, dtype=torch.bfloat16), None, ())
