@@ -13,7 +13,7 @@ from bench.environment import describe
 from bench.serving import table
 from bench.serving.rows import Row, read, write
 from bench.serving.shapes import REAL_MODEL, SHAPES
-from bench.serving.variants import BASES, parse_variants
+from bench.serving.variants import BASES
 
 DESCRIPTION = "Start SGLang servers that differ in how they draft, and compare their decode rounds."
 STATUS = (
@@ -47,13 +47,30 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     servers.add_argument("--start", choices=["together", "apart"], default="together")
     servers.add_argument("--start-seconds", type=float, default=240.0)
     work = parser.add_argument_group("workloads")
-    work.add_argument("--batch", type=int, nargs="+", default=[1])
+    work.add_argument("--batch", type=int, nargs="+", help="default: 1; for checks 32 or 64")
     work.add_argument("--context", type=int, nargs="+", default=[300])
     work.add_argument("--alternations", type=int, default=5)
     work.add_argument("--tokens", type=int, default=256, help="generated for each request")
     work.add_argument("--short-tokens", type=int, default=32, help="generated for the difference")
     work.add_argument("--profile", choices=["none", "first", "all"], default="first")
     work.add_argument("--time-limit", type=float, metavar="SECONDS", help="begin nothing later")
+    checks = parser.add_argument_group("checks of answers, with the embedded model")
+    checks.add_argument(
+        "--verify-text",
+        type=int,
+        nargs="?",
+        const=200,
+        metavar="PROMPTS",
+        help="compare greedy texts of --tokens tokens with those without speculation",
+    )
+    checks.add_argument(
+        "--soak",
+        type=int,
+        nargs="?",
+        const=2000,
+        metavar="REQUESTS",
+        help="mixed requests, 64 at a time: none lost, none wrong, memory flat",
+    )
     files = parser.add_argument_group("results")
     files.add_argument("--out", type=Path, help="folder for JSON, CSV, Markdown, plot and logs")
     files.add_argument("--merge", type=Path, nargs="+", help="show earlier runs' folders as one")
@@ -64,7 +81,11 @@ def main(argv: list[str]) -> int:
     """Run what ``argv`` asks for; the status is in ``--help``."""
     args = _arguments(argv)
     try:
-        return _merge(args) if args.merge else _compare(args)
+        if args.merge:
+            return _merge(args)
+        if args.verify_text or args.soak:
+            return _check_answers(args)
+        return _compare(args)
     except ValueError as error:
         print(f"bench serve: {error}", file=sys.stderr)
         return 2
@@ -103,15 +124,26 @@ def _finish(rows: Sequence[Row], machine: dict[str, str], out: Path | None) -> N
             print(f"written to {out}, without a plot: {error}")
 
 
+def _check_answers(args: argparse.Namespace) -> int:
+    from bench.serving import answer_checks
+
+    clock, on_gpu = Clock(), _on_gpu(args)
+    check = answer_checks.soak if args.soak else answer_checks.verify_text
+    return 0 if check(args, on_gpu, clock.began, clock.say) else 1
+
+
+def _on_gpu(args: argparse.Namespace) -> bool:
+    on_gpu = torch.cuda.is_available() if args.device is None else args.device == "gpu"
+    if not on_gpu:
+        print(CPU_NOTE)
+    return on_gpu
+
+
 def _compare(args: argparse.Namespace) -> int:
     from bench.serving.comparison import Comparison
     from bench.serving.plans import make_plans
 
-    parse_variants(args.variant)
-    on_gpu = torch.cuda.is_available() if args.device is None else args.device == "gpu"
-    clock = Clock()
-    if not on_gpu:
-        print(CPU_NOTE)
+    clock, on_gpu = Clock(), _on_gpu(args)
     machine = describe(torch.device("cuda" if on_gpu else "cpu"))
     run = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
     rows: list[Row] = []

@@ -1,0 +1,199 @@
+"""``bench serve --verify-text``: greedy texts with speculation against those without.
+
+The target decodes every prompt without speculation and keeps the two best tokens' log
+probabilities of every position. A server that speculates must generate the same tokens, unless
+rounding decides: at the first difference the target's two best tokens must lie closer together than
+its own rounding, measured in the same run, moves them.
+"""
+
+import json
+import lzma
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.serving import client
+from bench.serving.scoring import Score, generated_with_scores, rounding_bound, scored
+from bench.serving.servers import Fleet, Say, Server, Settings, running
+from bench.serving.variants import PLAIN, Variant
+from examples.smollm2_135m.prompts import chat_ids, eval_prompts
+from examples.smollm2_135m.serving import DRAFT, first_difference
+
+TOKENS = 256
+REPORT = "verify_text.json"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a text leaves the target's.
+
+    Attributes:
+        prompt: index of the prompt.
+        position: of the first token that differs.
+        plain, drafted: the two tokens.
+        gap: between the log probabilities, so between the logits, of the target's two best tokens.
+        behind: by how much the drafted token is behind the target's best; None if it is not among
+            the few best, or if one text ends before the other.
+    """
+
+    prompt: int
+    position: int
+    plain: int
+    drafted: int
+    gap: float
+    behind: float | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One server against the target."""
+
+    variant: str
+    prompts: int
+    tokens: int
+    same: int
+    accept_length: float
+    differences: list[Difference]
+
+    def unexplained(self, bound: float) -> list[Difference]:
+        """Differences that rounding does not explain."""
+        return [d for d in self.differences if d.behind is None or d.behind > bound]
+
+
+def prompts(model: Path, count: int) -> list[list[int]]:
+    """Token ids of the held-out chat prompts, then of the draft's training prompts, spread evenly.
+
+    Whether a text is the same does not depend on whether a draft has seen the prompt.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    texts = [prompt.text for prompt in eval_prompts()][:count]
+    lines = lzma.decompress((DRAFT / "training_prompts.jsonl.xz").read_bytes()).splitlines()
+    missing = count - len(texts)
+    if missing > len(lines):
+        raise ValueError(f"{count} prompts are more than the {len(texts) + len(lines)} there are")
+    stride = len(lines) // max(1, missing)
+    texts += [json.loads(lines[i * stride])["prompt"] for i in range(missing)]
+    return [chat_ids(tokenizer, text) for text in texts]
+
+
+def differences(
+    plain: Sequence[Sequence[Score]], drafted: Sequence[Sequence[int]]
+) -> list[Difference]:
+    """The first difference of each text that has one."""
+    found = []
+    for i, (scores, ids) in enumerate(zip(plain, drafted, strict=True)):
+        expected = [score.token for score in scores]
+        place = first_difference(expected, ids)
+        if place is None:
+            continue
+        if place >= min(len(expected), len(ids)):
+            found.append(Difference(i, place, -1, -1, 0.0, None))
+            continue
+        score, token = scores[place], ids[place]
+        logprobs = dict(score.top)
+        behind = score.top[0][1] - logprobs[token] if token in logprobs else None
+        found.append(Difference(i, place, expected[place], token, score.gap, behind))
+    return found
+
+
+class TextCheck:
+    """Runs the servers and compares; ``verdicts`` and ``bound`` hold the outcome."""
+
+    def __init__(
+        self, settings: Settings, texts: Sequence[list[int]], batch: int, say: Say
+    ) -> None:
+        self._settings, self._texts, self._batch, self._say = settings, texts, batch, say
+        self.bound = float("nan")
+        self.verdicts: list[Verdict] = []
+        self.failures: dict[str, str] = {}
+
+    def run(self, variants: Sequence[Variant], out: Path, tokens: int = TOKENS) -> bool:
+        """Whether every difference is within rounding and every server answered.
+
+        Raises:
+            ValueError: the variants lack the target without speculation.
+        """
+        plain = [variant for variant in variants if variant.base == PLAIN]
+        if not plain:
+            raise ValueError(f"--verify-text compares with {PLAIN}: add --variant {PLAIN}")
+        with running(variants, self._settings, self._say) as fleet:
+            self.failures |= fleet.failures
+            reference = _server(fleet, plain[0])
+            if reference is None:
+                return False
+            scores = self._reference(reference, tokens)
+            for server in fleet.servers:
+                if server is not reference:
+                    self._compare(server, scores, tokens)
+                    self._write(out)
+        unexplained = [v for v in self.verdicts if v.unexplained(self.bound)]
+        return not self.failures and not unexplained and bool(self.verdicts)
+
+    def _batches(self) -> list[list[list[int]]]:
+        texts = list(self._texts)
+        return [texts[i : i + self._batch] for i in range(0, len(texts), self._batch)]
+
+    def _reference(self, server: Server, tokens: int) -> list[list[Score]]:
+        decoded, prefilled = [], []
+        for batch in self._batches():
+            scores = generated_with_scores(server.url, batch, tokens)
+            decoded += scores
+            written = [[score.token for score in one] for one in scores]
+            prefilled += scored(server.url, list(zip(batch, written, strict=True)))
+        self.bound = rounding_bound(decoded, prefilled)
+        count = sum(map(len, decoded))
+        self._say(
+            f"target: {len(decoded)} prompts, {count:,} tokens; two passes over the same tokens"
+            f" move the gap of two logits by up to {self.bound:.4f}"
+        )
+        return decoded
+
+    def _compare(self, server: Server, plain: list[list[Score]], tokens: int) -> None:
+        name, ids, cycles = server.variant.name, [], 0
+        try:
+            for batch in self._batches():
+                answers = client.generate(server.url, batch, tokens)
+                ids += [answer.ids for answer in answers]
+                cycles += sum(answer.cycles for answer in answers)
+        except client.RequestFailedError as error:
+            self.failures[name] = f"{error}\n{server.process.log_tail()}"
+            self._say(f"{name} FAILED: {error}")
+            return
+        found = differences(plain, ids)
+        total = sum(map(len, ids))
+        accept = (total - len(ids)) / cycles if cycles else 1.0
+        verdict = Verdict(name, len(ids), total, len(ids) - len(found), accept, found)
+        self.verdicts.append(verdict)
+        self._say(describe(verdict, self.bound))
+
+    def _write(self, out: Path) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        verdicts = [asdict(verdict) for verdict in self.verdicts]
+        document = {"bound": self.bound, "verdicts": verdicts}
+        (out / REPORT).write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _server(fleet: Fleet, variant: Variant) -> Server | None:
+    return next((server for server in fleet.servers if server.variant == variant), None)
+
+
+def describe(verdict: Verdict, bound: float) -> str:
+    """The outcome, with a line for each difference."""
+    unexplained = verdict.unexplained(bound)
+    each = verdict.tokens // max(1, verdict.prompts)
+    lines = [
+        f"{verdict.variant}: {verdict.same} of {verdict.prompts} texts of {each} tokens are the"
+        f" target's; accept length {verdict.accept_length:.2f}; {len(unexplained)} differences"
+        " beyond rounding"
+    ]
+    for d in verdict.differences:
+        mark = "WRONG" if d in unexplained else "tie"
+        behind = "far" if d.behind is None else f"{d.behind:.4f}"
+        lines.append(
+            f"  {mark} prompt {d.prompt} position {d.position}: {d.plain} → {d.drafted},"
+            f" top-two gap {d.gap:.4f}, drafted token behind by {behind}"
+        )
+    return "\n".join(lines)
