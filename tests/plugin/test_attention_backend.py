@@ -1,0 +1,100 @@
+"""The attention backend ``frspec``: results in a process with SGLang, and how it is chosen."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import pytest
+
+from sgl_frspec.attention_backend_registration import _default_hook
+from sgl_frspec.cpu_engine.environment import cpu_environment
+
+ROOT = Path(__file__).parents[2]
+CASES = sorted(Path(__file__).parent.glob("attention_*_cases.py"))
+
+
+def case_names() -> list[str]:
+    statements = [node for file in CASES for node in ast.parse(file.read_text()).body]
+    names = [node.name for node in statements if isinstance(node, ast.FunctionDef)]
+    return [name for name in names if name.startswith("test_")]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Complaints of every case that ran, by its function's name."""
+    report = tmp_path_factory.mktemp("cases") / "report.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    environment = {**cpu_environment(os.environ), "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [*command, f"--junitxml={report}", *map(str, CASES)],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert report.exists(), done.stdout + done.stderr
+    found: dict[str, list[str]] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        complaints = [child.text or child.tag for child in case if child.tag != "system-out"]
+        found.setdefault(case.attrib["name"].partition("[")[0], []).extend(complaints)
+    return found
+
+
+@pytest.mark.parametrize("name", case_names())
+def test_in_a_process_with_sglang(name, outcomes):
+    assert name in outcomes, "the case did not run"
+    assert outcomes[name] == []
+
+
+def arguments(**changes) -> SimpleNamespace:
+    usual = {
+        "speculative_algorithm": "frspec",
+        "device": "cuda",
+        "enable_deterministic_inference": False,
+        "kv_cache_dtype": "auto",
+        "dcp_size": 1,
+    }
+    return SimpleNamespace(**(usual | changes))
+
+
+def stock_default(server_args, use_mla_backend, model_config) -> str:
+    return "fa3"
+
+
+def test_frspec_servers_get_frspec_by_default_and_the_log_says_so(caplog):
+    caplog.set_level("INFO")
+    assert _default_hook(stock_default, arguments(), False, None) == "frspec"
+    [line] = caplog.messages
+    assert "attention backend frspec" in line
+    assert "--attention-backend triton" in line
+
+
+@pytest.mark.parametrize("algorithm", [None, "EAGLE"])
+def test_other_servers_keep_their_default(algorithm, caplog):
+    caplog.set_level("INFO")
+    chosen = _default_hook(stock_default, arguments(speculative_algorithm=algorithm), False, None)
+    assert chosen == "fa3"
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "latent", "reason"),
+    [
+        ({"device": "cpu"}, False, "the device is not CUDA"),
+        ({}, True, "latent attention"),
+        ({"enable_deterministic_inference": True}, False, "--enable-deterministic-inference"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, False, "--kv-cache-dtype"),
+        ({"dcp_size": 2}, False, "--dcp-size"),
+    ],
+)
+def test_what_speaks_against_it_is_named(changes, latent, reason, caplog):
+    caplog.set_level("INFO")
+    assert _default_hook(stock_default, arguments(**changes), latent, None) == "fa3"
+    [line] = caplog.messages
+    assert "attention backend fa3; not frspec" in line
+    assert reason in line
