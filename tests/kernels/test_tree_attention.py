@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from frspec_kernels.split_merge import plan_splits, split_tiles
 from frspec_kernels.tree_attention import tree_attention, tree_attention_workspace
 from frspec_kernels.tree_attention_inputs import AttentionShape
-from frspec_kernels.tree_attention_launch import LaunchShape, TreeAttentionConfig, launch_config
+from frspec_kernels.tree_attention_launch import (
+    LaunchShape,
+    TreeAttentionConfig,
+    launch_config,
+    multiprocessors,
+)
 from tests.kernels.attention_problem import (
     CUDA,
     DEVICE,
@@ -304,12 +309,30 @@ def test_launch_shapes_do_not_depend_on_contexts_and_stay_bounded():
             assert 3 * (shape.max_parts - 1) <= 4 * shape.num_slots
 
 
-def test_a_workspace_for_the_largest_batch_serves_smaller_ones():
+def test_a_workspace_serves_every_smaller_launch():
     sizes = AttentionShape(4, 2, HEAD_DIM, HEAD_DIM)
     device = torch.device(DEVICE)
     workspace = tree_attention_workspace(sizes, batch=8, max_nodes=20, device=device)
-    problem = Problem([150], [random_tree(12)])
-    q, context, tree = problem.q.to(DEVICE), to_device(problem.context), to_device(problem.tree)
-    workspace.part_out.fill_(float("nan"))
-    workspace.part_lse.fill_(float("nan"))
-    check_inputs_against_torch(q, context, tree, SMALL if not CUDA else None, workspace=workspace)
+    for contexts, nodes in (([150], [12]), ([150, 90], [1, 3])):
+        problem = Problem(contexts, [random_tree(n) for n in nodes])
+        q, context, tree = problem.q.to(DEVICE), to_device(problem.context), to_device(problem.tree)
+        workspace.part_out.fill_(float("nan"))
+        workspace.part_lse.fill_(float("nan"))
+        check_inputs_against_torch(
+            q, context, tree, SMALL if not CUDA else None, workspace=workspace
+        )
+
+
+def test_a_workspace_holds_the_parts_of_every_smaller_launch():
+    """Also of few nodes, whose launch has more slots than the largest tree's."""
+    sizes = AttentionShape(4, 1, 128, 128)
+    device = torch.device(DEVICE)
+    workspace = tree_attention_workspace(sizes, batch=8, max_nodes=60, device=device)
+    for batch in (1, 2, 8):
+        for nodes in (1, 10, 16, 17, 32, 33, 60):
+            config = launch_config(nodes * 4, 128, batch)
+            launch = LaunchShape.of(
+                config, batch=batch, kv_heads=1, rows=nodes * 4, sm_count=multiprocessors(device)
+            )
+            assert workspace.part_out.shape[0] >= launch.max_parts * nodes * 4
+            assert workspace.part_lse.shape == workspace.part_out.shape[:1]

@@ -88,7 +88,7 @@ def tree_attention(
     if out is None:
         out = q.new_empty(q.shape[0], sizes.q_heads, sizes.head_dim_v)
     if workspace is None:
-        workspace = _allocate(launch, sizes, q.device)
+        workspace = _allocate(launch.part_rows, sizes, q.device)
     _check_workspace(workspace, launch, sizes)
     common = _common_arguments(context, tree, sizes, launch, config)
     common.update(
@@ -97,7 +97,7 @@ def tree_attention(
         lse_ptr=lse,
         part_out_ptr=workspace.part_out,
         part_lse_ptr=workspace.part_lse,
-        max_rows=workspace.part_out.shape[2],
+        max_rows=launch.max_rows,
         stride_out_node=out.stride(0),
         stride_out_head=out.stride(1),
         stride_lse_node=0 if lse is None else lse.stride(0),
@@ -132,33 +132,40 @@ def tree_attention_workspace(
     device: torch.device,
     config: TreeAttentionConfig | None = None,
 ) -> TreeAttentionWorkspace:
-    """Buffers for launches of at most ``batch`` requests of ``max_nodes`` nodes."""
-    rows = max_nodes * sizes.group
-    config = config or launch_config(rows, max(sizes.head_dim, sizes.head_dim_v), batch)
-    launch = LaunchShape.of(
-        config, batch=batch, kv_heads=sizes.kv_heads, rows=rows, sm_count=multiprocessors(device)
-    )
-    return _allocate(launch, sizes, device)
+    """Buffers for every launch of at most ``batch`` requests of at most ``max_nodes`` nodes."""
+    dim, sm_count = max(sizes.head_dim, sizes.head_dim_v), multiprocessors(device)
+
+    def part_rows(nodes: int, requests: int) -> int:
+        rows = nodes * sizes.group
+        return LaunchShape.of(
+            config or launch_config(rows, dim, requests),
+            batch=requests,
+            kv_heads=sizes.kv_heads,
+            rows=rows,
+            sm_count=sm_count,
+        ).part_rows
+
+    # Fewer nodes may be cut into more parts, so the largest launch is not always the widest.
+    most = max(part_rows(n, b) for n in range(1, max_nodes + 1) for b in {1, batch})
+    return _allocate(most, sizes, device)
 
 
 def _allocate(
-    launch: LaunchShape, sizes: AttentionShape, device: torch.device
+    part_rows: int, sizes: AttentionShape, device: torch.device
 ) -> TreeAttentionWorkspace:
-    shape = (launch.max_parts, sizes.kv_heads, launch.max_rows)
     return TreeAttentionWorkspace(
-        torch.empty(*shape, sizes.head_dim_v, dtype=torch.float32, device=device),
-        torch.empty(shape, dtype=torch.float32, device=device),
+        torch.empty(part_rows, sizes.head_dim_v, dtype=torch.float32, device=device),
+        torch.empty(part_rows, dtype=torch.float32, device=device),
     )
 
 
 def _check_workspace(
     workspace: TreeAttentionWorkspace, launch: LaunchShape, sizes: AttentionShape
 ) -> None:
-    parts, heads, rows, dim = workspace.part_out.shape
-    need = (launch.max_parts, sizes.kv_heads, launch.max_rows, sizes.head_dim_v)
-    if parts < need[0] or heads != need[1] or rows < need[2] or dim != need[3]:
+    rows, dim = workspace.part_out.shape
+    if rows < launch.part_rows or dim != sizes.head_dim_v:
         raise ValueError(
-            f"workspace {(parts, heads, rows, dim)} is too small for {need}; "
+            f"workspace {(rows, dim)} is too small for {(launch.part_rows, sizes.head_dim_v)}; "
             "make it with tree_attention_workspace for the largest batch and node count"
         )
 

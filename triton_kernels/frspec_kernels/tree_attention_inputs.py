@@ -54,10 +54,13 @@ class DraftTree:
 
 @dataclass(frozen=True)
 class TreeAttentionWorkspace:
-    """Partial results of the splits; one serves every layer."""
+    """Partial results of the splits; one serves every layer and every smaller launch.
 
-    part_out: torch.Tensor  # [P, KVH, R, DV] float32
-    part_lse: torch.Tensor  # [P, KVH, R] float32
+    A launch lays its own ``[P, KVH, R]`` rows into the first dimension.
+    """
+
+    part_out: torch.Tensor  # [rows, DV] float32
+    part_lse: torch.Tensor  # [rows] float32
 
 
 class AttentionShape(NamedTuple):

@@ -73,6 +73,11 @@ class LaunchShape:
     max_rows: int
     merge_programs: int
 
+    @property
+    def part_rows(self) -> int:
+        """Rows of partial results: parts x KV heads x rows of a request."""
+        return self.max_parts * self.grid[1] * self.max_rows
+
     @classmethod
     def of(
         cls, config: TreeAttentionConfig, *, batch: int, kv_heads: int, rows: int, sm_count: int
