@@ -1,0 +1,1 @@
+"""Where a cycle's time goes: the parts of drafting and verification, measured and predicted."""
