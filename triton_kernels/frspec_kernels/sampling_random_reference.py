@@ -11,12 +11,14 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
-def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> Tensor:
+def philox(
+    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int | Tensor, int | Tensor]
+) -> Tensor:
     """Philox-4x32-10 (Salmon et al., 2011, https://doi.org/10.1145/2063384.2063405).
 
     Args:
         counter: four int64 tensors of one shape, values in [0, 2**32).
-        key: two integers in [0, 2**32).
+        key: two integers in [0, 2**32), or int64 tensors that broadcast against the counter.
 
     Returns:
         int64 ``[4, ...]``, values in [0, 2**32).

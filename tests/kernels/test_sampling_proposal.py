@@ -1,0 +1,118 @@
+"""Drawn proposals: the kernel equals the reference, and its lists fit a built tree."""
+
+import pytest
+import torch
+
+from frspec_kernels import tree
+from frspec_kernels.sampling_proposal import Children, draw_children, lists_of_tree
+from frspec_kernels.sampling_tree_reference import draw_children_reference
+from frspec_kernels.tree_reference import build_tree_reference, grow_tree_reference
+from tests.kernels.sampling_problem import DEVICE
+
+
+def lists(rows, width, seed, vocab=1000):
+    g = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(rows, vocab, generator=g)
+    best = logits.softmax(-1).topk(width)
+    return best.values.contiguous(), best.indices.contiguous()
+
+
+def empty(rows, width, children):
+    return Children(
+        torch.full((rows, children), -1, device=DEVICE),
+        torch.full((rows, children), torch.nan, device=DEVICE),
+        torch.full((rows, width), torch.nan, device=DEVICE),
+    )
+
+
+@pytest.mark.parametrize(
+    ("width", "children", "fixed"), [(64, 10, 9), (8, 4, 3), (5, 5, 0), (33, 6, 2), (2, 1, 0)]
+)
+def test_children_equal_the_reference(width, children, fixed):
+    batch, beams = 3, 4
+    probs, ids = lists(batch * beams, width, width)
+    temperatures = torch.tensor([1.0, 0.6, 0.0])
+    seeds, lens = torch.tensor([5, -7, 1 << 50]), torch.tensor([1, 800, 77])
+    out = empty(batch * beams, width, children)
+    got = draw_children(
+        probs.to(DEVICE), ids.to(DEVICE), temperatures.to(DEVICE), seeds.to(DEVICE),
+        lens.to(DEVICE), 2, children=children, fixed=fixed, out=out,
+    )  # fmt: skip
+    for row in range(batch * beams):
+        b = row // beams
+        tokens, scores, q = draw_children_reference(
+            probs[row], ids[row], float(temperatures[b]), int(seeds[b]), int(lens[b]), 2,
+            row % beams, children, fixed,
+        )  # fmt: skip
+        assert got.token_ids[row].tolist() == tokens
+        torch.testing.assert_close(got.q[row].cpu().double(), q, rtol=1e-5, atol=1e-7)
+        expected = torch.tensor(scores, dtype=torch.float64)
+        torch.testing.assert_close(got.scores[row].cpu().double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_missing_candidates_come_last():
+    probs = torch.tensor([[0.7, 0.2, 0.0, 0.0]], device=DEVICE)
+    ids = torch.tensor([[9, 4, 3, 2]], device=DEVICE)
+    one = torch.ones(1, device=DEVICE)
+    zero = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    got = draw_children(probs, ids, one, zero, zero, 0, children=4, fixed=1)
+    assert got.token_ids[0].tolist() == [9, 4, 3, 2]
+    assert got.scores[0, 2:].tolist() == [0.0, 0.0]
+
+
+def test_lists_of_a_built_tree():
+    """Each drawn node's list is that of the beam which proposed it, in which its token stands."""
+    shape = tree.TreeShape(top_k=3, steps=3, nodes=14)
+    batch, width, fixed = 2, 6, 2
+    candidates = tree.empty_candidates(shape, batch, "cpu")
+    ids, q = [], []
+    for step in range(shape.steps):
+        rows = batch * (1 if step == 0 else shape.top_k)
+        probs, tokens = lists(rows, width, step)
+        got = draw_children(
+            probs.to(DEVICE), tokens.to(DEVICE), torch.ones(batch, device=DEVICE),
+            torch.arange(batch, device=DEVICE), torch.arange(batch, device=DEVICE), step,
+            children=3, fixed=fixed,
+        )  # fmt: skip
+        grow_tree_reference(candidates, shape, step, got.scores.cpu(), got.token_ids.cpu())
+        ids.append(tokens.view(batch, -1, width))
+        q.append(got.q.cpu().view(batch, -1, width))
+    built = build_tree_reference(
+        candidates, shape, torch.zeros(batch, dtype=torch.int64), torch.arange(batch)
+    )
+    found = lists_of_tree(
+        built.selected, built.parents, torch.cat(ids, 1), torch.cat(q, 1), children=3, fixed=fixed
+    )
+    places = (built.selected % 3).tolist()
+    drawn_nodes = 0
+    for b in range(batch):
+        for node in range(1, shape.nodes):
+            drawn = places[b][node - 1] >= fixed
+            assert int(found.drawn[b, node]) == drawn
+            if drawn:
+                drawn_nodes += 1
+                row = int(found.rows[b, built.parents[b, node]])
+                token = built.tokens[b, node]
+                assert int((found.ids[b, row, fixed:] == token).sum()) == 1
+        leaves = set(range(shape.nodes)) - set(built.parents[b].tolist())
+        assert all(int(found.rows[b, leaf]) == -1 for leaf in leaves)
+    assert drawn_nodes > 2
+
+
+@pytest.mark.parametrize(
+    ("children", "fixed"), [(9, 0), (3, 3), (3, -1)], ids=["too many", "none drawn", "negative"]
+)
+def test_sizes_that_do_not_fit(children, fixed):
+    probs, ids = lists(2, 8, 0)
+    one, zero = torch.ones(2), torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ValueError, match="fixed < children <= candidates"):
+        draw_children(probs, ids, one, zero, zero, 0, children=children, fixed=fixed)
+
+
+def test_rows_that_do_not_fit_the_batch():
+    probs, ids = lists(3, 8, 0)
+    one, zero = torch.ones(2), torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ValueError, match="for B = 2"):
+        draw_children(probs, ids, one, zero, zero, 0, children=2, fixed=1)
+    with pytest.raises(TypeError, match="seeds"):
+        draw_children(probs[:2], ids[:2], one, one, zero, 0, children=2, fixed=1)
