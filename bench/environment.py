@@ -1,10 +1,14 @@
 """The device that a run uses, and what a result file says about the machine that made it."""
 
 import datetime
+import hashlib
 import os
 import subprocess
+from pathlib import Path
 
 import torch
+
+KERNELS = Path(__file__).parents[1] / "triton_kernels" / "frspec_kernels"
 
 
 def pick_device() -> torch.device:
@@ -25,6 +29,17 @@ def _output(*command: str) -> str:
         return "unknown"
 
 
+def sources_digest(folder: Path = KERNELS) -> str:
+    """The first digits of a hash over the names and bytes of a folder's modules.
+
+    A measured tree need not be a committed one; this tells which it was: equal digits, same code.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:10]
+
+
 def describe(device: torch.device) -> dict[str, str]:
     """The columns of every row that say where it was measured."""
     import triton
@@ -36,6 +51,7 @@ def describe(device: torch.device) -> dict[str, str]:
         "driver": _output(*query).splitlines()[0] if on_gpu else "none",
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "git_sha": _output("git", "rev-parse", "--short", "HEAD"),
+        "git_sha": _output("git", "describe", "--always", "--dirty"),
+        "kernels": sources_digest(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }

@@ -169,7 +169,7 @@ def test_files_hold_every_row_and_the_machine(registered, tmp_path):
     ]
     assert rows[0]["torch"] == torch.__version__
     machine = json.loads((tmp_path / "kernels.json").read_text())["machine"]
-    assert set(machine) == {"gpu", "driver", "torch", "triton", "git_sha", "date"}
+    assert set(machine) == {"gpu", "driver", "torch", "triton", "git_sha", "kernels", "date"}
 
 
 def test_a_context_provider_is_checked_by_its_own_rule():
