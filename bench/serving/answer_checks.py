@@ -53,7 +53,7 @@ def soak(args: argparse.Namespace, gpu: bool, began: float, say: Say) -> bool:
         if judge is None or fleet.failures:
             return False
         bound = _bound(judge, plan.settings.target)
-        say(f"two passes of the target move the gap of two logits by up to {bound:.4f}")
+        say(f"two passes of the target move the gap of two logits by up to {bound:.2g}")
         for server in fleet.servers:
             if server is not judge:
                 report = soak_run.Soak(server, judge, args.soak, bound, say).run()

@@ -119,7 +119,9 @@ def _start(variant: Variant, settings: Settings, memory: Sequence[str]) -> Serve
     port = free_port()
     flags = [
         *("--model-path", str(settings.target), "--host", "127.0.0.1", "--port", str(port)),
-        *("--random-seed", "1", "--sleep-on-idle", *memory, *settings.flags),
+        # SGLang's own choice on a GPU compiles kernels when a server first samples.
+        *("--random-seed", "1", "--sleep-on-idle", "--sampling-backend", "pytorch"),
+        *(*memory, *settings.flags),
         *variant.speculative_flags(settings.draft, settings.token_map, settings.tree),
     ]
     if settings.gpu:

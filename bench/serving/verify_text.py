@@ -147,7 +147,7 @@ class TextCheck:
         count = sum(map(len, decoded))
         self._say(
             f"target: {len(decoded)} prompts, {count:,} tokens; two passes over the same tokens"
-            f" move the gap of two logits by up to {self.bound:.4f}"
+            f" move the gap of two logits by up to {self.bound:.2g}"
         )
         return decoded
 
