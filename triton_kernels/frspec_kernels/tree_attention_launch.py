@@ -44,8 +44,10 @@ def launch_config(
 
     Measured on an H200 at head dim 128 (docs/measurements.md, "Tree attention"). Two programs an
     SM hide each other's latencies, but leave twice the parts to merge: worth it for several
-    requests, not for one. Wide heads, and the 64 KB of shared memory of AMD's GPUs, take what fits
-    without spills; they were not timed.
+    requests, not for one. A merge in one warp needs no barriers; for one request it reads all parts
+    at once, the 16 or 8 slots of 132 SMs with 8 KV heads. Four warps are better only where the
+    merge mostly finds nothing split: many rows of several requests. Wide heads, and the 64 KB of
+    shared memory of AMD's GPUs, take what fits without spills; they were not timed.
     """
     if head_dim > 128:
         shape = (64, 32, 8, 2) if backend == "hip" else (128, 64, 8, 2)
@@ -125,8 +127,11 @@ def compile_specs() -> list[CompileSpec]:
             _split_spec(config, 128, HAS_CAP=True, BLOCK_B=32),
         ]
     specs += [_split_spec(launch_config(*shape, 1, "hip"), shape[1]) for shape in shapes]
-    config = launch_config(64, 128)
-    specs += [_merge_spec(config, dim, BLOCK_B=1) for dim in (64, 96, 128, 256)]
+    specs += [_merge_spec(launch_config(64, dim), dim) for dim in (64, 96, 128, 256)]
+    for rows, batch in ((64, 8), (240, 1), (240, 8)):
+        config = launch_config(rows, 128, batch)
+        specs.append(_merge_spec(config, 128, BLOCK_B=1 if batch == 1 else 32))
+    config = launch_config(64, 128, batch=8)
     specs.append(_merge_spec(config, 128, BLOCK_B=32, HAS_SINKS=True, STORE_LSE=True))
     return specs
 
