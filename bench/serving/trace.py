@@ -159,19 +159,21 @@ def _window(gpu: Sequence[Event], rounds: int) -> tuple[float, float, int]:
     places: dict[str, list[float]] = defaultdict(list)
     for event in gpu:
         places[event["name"]].append(event["ts"])
-    best: tuple[float, list[float]] | None = None
-    for times in places.values():
-        if abs(len(times) - rounds) > max(1, rounds // 10) or len(times) < 3:
-            continue
-        gaps = [b - a for a, b in itertools.pairwise(times)]
-        mean = sum(gaps) / len(gaps)
-        spread = max(abs(gap - mean) for gap in gaps) / mean
-        if best is None or spread < best[0]:
-            best = spread, times
-    if best is None:
+    allowed = max(1, rounds // 10)
+    anchors = [t for t in places.values() if abs(len(t) - rounds) <= allowed and len(t) > 2]
+    if not anchors:
         raise TraceError(
             f"no kernel runs about {rounds} times in a trace of {len(gpu)} GPU events: not one"
             " decode round after the other"
         )
-    times = best[1]
-    return times[0], times[-1], len(times) - 1
+    # What runs as often, but all at once, belongs to something else than decoding.
+    longest = max(times[-1] - times[0] for times in anchors)
+    anchors = [times for times in anchors if times[-1] - times[0] > longest / 2]
+    best = min(anchors, key=_irregularity)
+    return best[0], best[-1], len(best) - 1
+
+
+def _irregularity(times: Sequence[float]) -> float:
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    mean = sum(gaps) / len(gaps)
+    return max(abs(gap - mean) for gap in gaps) / mean

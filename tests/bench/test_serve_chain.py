@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -71,7 +72,7 @@ def model(tmp_path_factory):
 
 
 def test_another_implementation_generates_the_chain(model):
-    target = AutoModelForCausalLM.from_pretrained(model.target, dtype=torch.float32)
+    target: Any = AutoModelForCausalLM.from_pretrained(model.target, dtype=torch.float32)
     prompts = torch.tensor([model.chain.prompt(segment, 33, seed=1) for segment in range(3)])
     mask = torch.ones_like(prompts)
     with torch.inference_mode():
