@@ -28,6 +28,7 @@ from torch import Tensor
 from frspec_kernels.sampling import Sampling, accept_sampled
 from frspec_kernels.sampling_tree_reference import Thresholds, accepted_on_cpu
 from frspec_kernels.tree import Accepted
+from sgl_frspec.options import read_options
 from sgl_frspec.verify_input import TreeVerifyInput
 
 # Positions of a reply's first token: apart from those of all verifications.
@@ -39,8 +40,10 @@ _RETURNS_CAPTURE = "Tuple" in str(inspect.signature(Sampler._sample_from_probs).
 
 
 def install() -> None:
-    """Sample by our rule in this process from now on."""
-    if getattr(eagle_worker_common.eagle_sample, "by_frspec", False):
+    """Sample by our rule in this process from now on, unless ``--frspec-stock accept`` forbids."""
+    if not read_options().uses("accept") or getattr(
+        eagle_worker_common.eagle_sample, "by_frspec", False
+    ):
         return
     verify = functools.partial(sample_tree, eagle_worker_common.eagle_sample)
     verify.by_frspec = True  # pyright: ignore[reportAttributeAccessIssue]
