@@ -28,6 +28,7 @@ from frspec_kernels.tree import Candidates, TreeShape
 from sgl_frspec.draft_head import DraftHead, accepted_rows
 from sgl_frspec.draft_tree import KernelGrowth, StockGrowth, TreeGrowth
 from sgl_frspec.hot_ids import read_hot_ids
+from sgl_frspec.map_fit import make_map_fit
 from sgl_frspec.norms import install_norms
 from sgl_frspec.options import read_options
 from sgl_frspec.reduced_head import gather_head, share_embedding_and_head
@@ -64,6 +65,11 @@ class FrSpecDraftWorker(EagleDraftWorker):
         self.head = self._install_head() if self.options.uses("head") else None
         self.builder = TreeBuilder(self.shape) if self.options.uses("tree") else None
         self._install_norms()
+        self.map_fit = make_map_fit(
+            _decided(self.server_args),
+            self.hot_token_id,
+            self.target_worker.model_runner.model_config.vocab_size,
+        )
         # With overlap, SGLang copies what a round leaves to the next into buffers of its own.
         # Without, it keeps the tensors, and the memory of CUDA graphs would be overwritten.
         self.relay_copies = not _decided(self.server_args).disable_overlap_schedule

@@ -246,7 +246,9 @@ class RoundGraphs:
         backend, extending = captured.phases[2]
         batches = captured.batches
         tokens = tokens_at_front(accepted, self.shape.nodes)
-        ids = tokens.view(batches.batch, -1)[:, : batches.width].flatten()
+        lines = tokens.view(batches.batch, -1)
+        self.draft.map_fit.count(lines, accepted.accept_lens, batches.rows)
+        ids = lines[:, : batches.width].flatten()
         extending.input_ids = ids.long()
         spec = extending.spec_info
         spec.hidden_states = hidden[path_rows(accepted, self.shape.nodes, batches.width)]

@@ -43,29 +43,40 @@ class FrSpecWorker(EAGLEWorkerV2):
         self, batch: Any, on_publish: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         """A prefill, or a round: a captured one where the batch is plain and greedy."""
+        mode = batch.forward_mode
+        if mode.is_extend() or mode.is_idle() or batch.is_extend_in_batch:
+            return super().forward_batch_generation(batch, on_publish, *args, **kwargs)
+        draft_worker: Any = self._draft_worker
         rounds = self._rounds
         if (
             rounds is None
-            or batch.forward_mode.is_extend()
-            or batch.forward_mode.is_idle()
-            or batch.is_extend_in_batch
             or batch.spec_info is None
             or not rounds.fits(batch.seq_lens.shape[0])
             or not is_plain_greedy(batch)
         ):
-            return super().forward_batch_generation(batch, on_publish, *args, **kwargs)
-        draft_worker: Any = self._draft_worker
-        return rounds.run(batch, on_publish, copy_all=not draft_worker.relay_copies)
+            result = super().forward_batch_generation(batch, on_publish, *args, **kwargs)
+        else:
+            result = rounds.run(batch, on_publish, copy_all=not draft_worker.relay_copies)
+        draft_worker.map_fit.after_round()
+        return result
 
     def verify(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Verify what was drafted: a plain greedy batch on our kernels, others by SGLang."""
-        ours = self.options.uses("accept") and isinstance(batch.spec_info, TreeVerifyInput)
-        if not ours or batch.forward_mode.is_idle() or not is_plain_greedy(batch):
+        if batch.forward_mode.is_idle():
             return super().verify(batch, *args, **kwargs)
-        allocator: Any = self.token_to_kv_pool_allocator
-        return verify_greedy(
-            batch, self.target_worker, self.req_to_token_pool, allocator.get_kvcache()
-        )
+        ours = self.options.uses("accept") and isinstance(batch.spec_info, TreeVerifyInput)
+        if ours and is_plain_greedy(batch):
+            allocator: Any = self.token_to_kv_pool_allocator
+            result: Any = verify_greedy(
+                batch, self.target_worker, self.req_to_token_pool, allocator.get_kvcache()
+            )
+        else:
+            result = super().verify(batch, *args, **kwargs)
+        draft_worker: Any = self._draft_worker
+        lens = result.accept_lens
+        tokens = result.next_token_ids.view(lens.shape[0], -1)
+        draft_worker.map_fit.count(tokens, lens, batch.req_pool_indices)
+        return result
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from prometheus_client import generate_latest
 from sglang.srt.layers.layernorm import GemmaRMSNorm, RMSNorm
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
@@ -13,6 +14,7 @@ from frspec_kernels.tree import Accepted, TreeShape, empty_accepted
 from frspec_kernels.tree_reference import accept_greedy_reference
 from sgl_frspec.draft_head import DraftHead, reduced_topk_cpu
 from sgl_frspec.draft_tree import KernelGrowth, StockGrowth
+from sgl_frspec.map_fit import Counters, MapFit, prometheus_counters
 from sgl_frspec.norms import is_plain, takes
 from sgl_frspec.options import OptionError
 from sgl_frspec.round_graph import path_rows
@@ -254,3 +256,39 @@ def test_norms_that_ours_replaces():
     assert not is_plain(RMSNorm(32_768))
     assert not isinstance(GemmaRMSNorm(16), RMSNorm)
     assert not takes(torch.ones(2, 16, dtype=torch.bfloat16), None, ())
+
+
+def test_map_fit_reports_what_is_new_since_its_last_report(caplog):
+    counters = Counters(*(SimpleNamespace(values=[]) for _ in range(3)))
+    for counter in counters:
+        counter.inc = counter.values.append
+    fit = MapFit(torch.tensor([1, 2]), 10, 2, counters)
+    rounds = [
+        ([[1, 2, 9], [1, 0, 0]], [3, 1], [4, 5]),
+        ([[1, 7, 0], [9, 9, 9]], [2, 3], [4, 0]),  # the second is padding
+        ([[8, 8, 8], [2, 2, 2]], [3, 3], [4, 5]),
+        ([[1, 1, 1], [1, 1, 1]], [1, 1], [4, 5]),
+    ]
+    said = []
+    with caplog.at_level("INFO", "sgl_frspec.map_fit"):
+        for tokens, lens, rows in [*rounds, rounds[-1]]:
+            fit.count(*map(torch.tensor, (tokens, lens, rows)))
+            fit.after_round()
+            said.append(len(caplog.messages))
+    # Every second round asks, the one after it has the answer.
+    assert said == [0, 0, 1, 1, 2]
+    assert caplog.messages[0].startswith(
+        "FRSPEC: accept length 2.00, tokens outside the map 33.33%"
+    )
+    assert "outside the map 37.50% (35.71% since the start)" in caplog.messages[1]
+    assert [counter.values for counter in counters] == [[3, 4], [6, 8], [2, 3]]
+
+
+def test_prometheus_serves_the_counters():
+    counters = prometheus_counters("m")
+    for counter, value in zip(counters, (2, 6, 1), strict=True):
+        counter.inc(value)
+    text = generate_latest().decode()
+    assert 'sglang:frspec_cycles_total{model_name="m"} 2.0' in text
+    assert 'sglang:frspec_tokens_total{model_name="m"} 6.0' in text
+    assert 'sglang:frspec_outside_map_total{model_name="m"} 1.0' in text
