@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import re
 
 import pytest
 import torch
@@ -33,6 +34,7 @@ def outcome(tmp_path_factory, monkeypatch_module):
         "speculative_num_steps": STEPS,
         "speculative_eagle_topk": 2,
         "speculative_num_draft_tokens": 7,
+        "decode_log_interval": 1,
     }
     prompt = chain.order[20:25].tolist()
     sampling = {"max_new_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
@@ -85,6 +87,19 @@ def test_the_head_is_gathered_before_the_pool_is_sized(outcome):
     head = log.index(f"FRSPEC draft head: {SIZE} x {HIDDEN}")
     assert head < log.index("KV Cache is allocated")
     assert log.count("FRSPEC draft head") == 1
+
+
+def test_the_log_says_how_well_the_map_fits(outcome):
+    chain, prompt, _, log = outcome
+    cycles = chain.cycle_lengths(prompt[-1], TOKENS, STEPS)[:-1]
+    tokens = iter(chain.continuation(prompt[-1], TOKENS)[1:])
+    expected = []
+    for length in cycles:
+        outside = sum(not chain.hot[token] for token in itertools.islice(tokens, length))
+        expected.append((f"{length:.2f}", f"{100 * outside / length:.2f}"))
+    pattern = r"FRSPEC: accept length ([\d.]+), tokens outside the map ([\d.]+)%"
+    assert re.findall(pattern, log)[: len(cycles)] == expected
+    assert len(set(expected)) == 3  # ends at once, after one draft, after two
 
 
 def test_what_the_map_lacked_is_said(outcome):
