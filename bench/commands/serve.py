@@ -40,7 +40,11 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         help=f"repeatable; BASE is one of {', '.join(BASES)} (default: all four)",
     )
     servers.add_argument("--tree", action="append", default=[], help="as 3x4x16; repeatable")
-    servers.add_argument("--attention-backend", default="triton", help="where a variant has none")
+    servers.add_argument(
+        "--attention-backend",
+        default="triton",
+        help="where a variant names none; FRSPEC's own for FRSPEC",
+    )
     servers.add_argument("--flags", default="", help="SGLang flags for all servers, in one string")
     servers.add_argument("--device", choices=["gpu", "cpu"], help="default: what there is")
     servers.add_argument("--place", choices=["side-by-side", "in-turn"], default="side-by-side")

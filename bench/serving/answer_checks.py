@@ -42,6 +42,7 @@ def soak(args: argparse.Namespace, gpu: bool, began: float, say: Say) -> bool:
     """
     args.variant = args.variant or [PLAIN, FRSPEC]
     args.batch = args.batch or list(SOAK_BATCHES)
+    args.flags += " --constrained-json-disable-any-whitespace"  # blanks without end are valid JSON
     longest = soak_run.LONGEST_PROMPT + 400
     plan = next(make_plans(_for_checks(args, context=longest), "soak", gpu, began, say))
     bases = {variant.base for variant in plan.variants}

@@ -174,7 +174,7 @@ class Comparison:
             tree=str(settings.tree),
             variant=variant.name,
             base=variant.base,
-            backend=variant.backend or settings.backend,
+            backend=settings.backend_of(variant),
             flags=" ".join((*settings.flags, *variant.flags)),
             batch=workload.batch,
             context=workload.context,

@@ -75,13 +75,13 @@ def make_plans(
 
 
 def _workloads(args: argparse.Namespace) -> list[Workload]:
-    """Contexts in the order given, and for each the batches in the order given."""
+    """Batches in the order given, and for each the contexts in the order given."""
     batches = args.batch or [1]
     if min(*batches, *args.context, args.alternations, args.short_tokens) < 1:
         raise ValueError("batches, contexts, alternations and tokens must be at least 1")
     if args.tokens <= args.short_tokens:
         raise ValueError(f"--tokens {args.tokens} must exceed --short-tokens {args.short_tokens}")
-    return [Workload(batch, context) for context in args.context for batch in batches]
+    return [Workload(batch, context) for batch in batches for context in args.context]
 
 
 def _name(args: argparse.Namespace) -> str:

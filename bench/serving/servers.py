@@ -12,16 +12,17 @@ import sgl_frspec
 from bench.serving import client
 from bench.serving.machine import CpuShare, gpu_state
 from bench.serving.plugin_path import write_plugin_metadata
-from bench.serving.variants import Tree, Variant
+from bench.serving.variants import FRSPEC, Tree, Variant
 from examples.smollm2_135m.serving import free_port
 from sgl_frspec.serve import server_command
 from sgl_frspec.server_process import ServerError, ServerProcess
 
 # Of the free memory; what is left is for CUDA contexts, graphs and workspaces of all servers.
-SHARED_FRACTION = 0.88
+SHARED_FRACTION = 0.82
 # Where the pools are given in tokens, the fraction must only not be what limits them: SGLang
 # compares it with memory that other servers fill meanwhile.
 UNLIMITING_FRACTION = 0.97
+FRSPEC_BACKEND = "frspec"
 _PROGRESS_SECONDS = 10.0
 Say = Callable[[str], None]
 
@@ -56,6 +57,11 @@ class Settings:
     kv_tokens: int
     start_seconds: float
     flags: tuple[str, ...] = ()
+
+    def backend_of(self, variant: Variant) -> str:
+        """The attention backend of one server: its own, FRSPEC's for FRSPEC, or the default."""
+        own = FRSPEC_BACKEND if self.gpu and variant.base == FRSPEC else self.backend
+        return variant.backend or own
 
 
 @dataclass
@@ -126,7 +132,7 @@ def _start(variant: Variant, settings: Settings, memory: Sequence[str]) -> Serve
     ]
     if settings.gpu:
         sizes = [str(batch) for batch in settings.batches]
-        flags += ["--attention-backend", variant.backend or settings.backend]
+        flags += ["--attention-backend", settings.backend_of(variant)]
         flags += ["--cuda-graph-bs-decode", *sizes, "--cuda-graph-backend-prefill", "disabled"]
     flags += variant.flags
     environment = _environment(settings.logs)
