@@ -9,6 +9,7 @@ import importlib
 import sys
 
 COMMANDS = {
+    "breakdown": "split a cycle of an eager loop and of servers into parts and GPU idle time",
     "cross-compile": "compile every shipped kernel for four GPUs, none needed; refuse spills",
     "serve": "start real servers without and with speculation, and compare their rounds",
     "kernels": "check every operation against fp64, then time it beside its alternatives",

@@ -45,8 +45,11 @@ def measure(loop: EagerLoop, cycles: int, graphs: bool, traces: Path | None) -> 
         cycle_us = _cycle_us(loop.cycle, cycles)
         name = f"eager-{loop.draft_vocab}"
         events, traced_us = _trace(lambda: loop.cycle(annotated), traces, name)
-        on_gpu = torch.cuda.is_available()
-        kernels, labels = eager_labels(events) if on_gpu else host_labels(events)
+        if torch.cuda.is_available():
+            kernels, labels = eager_labels(events)
+        else:
+            # The ranges are the host's own, which tracing stretches together with the cycle.
+            kernels, labels, cycle_us = *host_labels(events), traced_us
         first = _split("eager", loop, cycle_us, traced_us, kernels, labels, events, host_us)
         if not graphs:
             return [first]

@@ -32,6 +32,15 @@ Key = tuple[str, str]  # phase, part
 
 
 @dataclass(frozen=True)
+class Work:
+    """Bytes and operations of a part in a cycle, and the least time for them in microseconds."""
+
+    nbytes: float
+    flops: float
+    floor_us: float
+
+
+@dataclass(frozen=True)
 class Split:
     """One implementation at one draft vocabulary, averaged over cycles.
 
@@ -46,7 +55,7 @@ class Split:
             waiting for the GPU is in it. Empty where only a trace is known.
         kernels: kernels and copies in a cycle.
         launches: what the host launched for them: kernels, or whole graphs.
-        floors_us: least time of a part by the arithmetic model, by (phase, part).
+        work: what the arithmetic model expects of a part, by (phase, part).
         traced_cycle_us: length of a cycle while it was traced.
     """
 
@@ -59,7 +68,7 @@ class Split:
     host_us: Mapping[Key, float] = field(default_factory=dict)
     kernels: float = 0.0
     launches: float = 0.0
-    floors_us: Mapping[Key, float] = field(default_factory=dict)
+    work: Mapping[Key, Work] = field(default_factory=dict)
     traced_cycle_us: float = 0.0
 
     @property
@@ -104,7 +113,12 @@ class Split:
         """GPU time of a phase."""
         return sum(us for (where, _), us in self.gpu_us.items() if where == phase)
 
-    def keys(self) -> Iterator[Key]:
+    def ratio(self, key: Key) -> float | None:
+        """Measured over predicted time of a part; None where either is missing."""
+        work, us = self.work.get(key), self.gpu_us.get(key)
+        return us / work.floor_us if work and work.floor_us and us else None
+
+    def named_parts(self) -> Iterator[Key]:
         """The (phase, part) pairs with any time, in the order of tables."""
         for phase in PHASES:
             for part in (*PARTS, UNKNOWN):
@@ -113,23 +127,20 @@ class Split:
 
     def as_json(self) -> dict[str, Any]:
         """For a results file; :func:`from_json` reads it."""
-        plain = {k: v for k, v in vars(self).items() if not k.endswith("_us") or k in _LENGTHS}
-        tables = {name: _flat(getattr(self, name)) for name in _TABLES}
+        plain = {k: v for k, v in vars(self).items() if not isinstance(v, Mapping)}
+        tables = {
+            "gpu_us": [(*key, us) for key, us in self.gpu_us.items()],
+            "host_us": [(*key, us) for key, us in self.host_us.items()],
+            "work": [(*key, *vars(work).values()) for key, work in self.work.items()],
+        }
         derived = {"busy_us": self.busy_us, "idle_us": self.idle_us, "missing": self.missing}
         return plain | tables | derived
-
-
-_LENGTHS = ("cycle_us", "traced_cycle_us")
-_TABLES = ("gpu_us", "host_us", "floors_us")
 
 
 def from_json(row: Mapping[str, Any]) -> Split:
     """A split that :meth:`Split.as_json` wrote."""
     fields = {k: v for k, v in row.items() if k in Split.__dataclass_fields__}
-    for name in _TABLES:
+    for name in ("gpu_us", "host_us"):
         fields[name] = {(phase, part): us for phase, part, us in row[name]}
+    fields["work"] = {(phase, part): Work(*numbers) for phase, part, *numbers in row["work"]}
     return Split(**fields)
-
-
-def _flat(table: Mapping[Key, float]) -> list[tuple[str, str, float]]:
-    return [(phase, part, us) for (phase, part), us in table.items()]

@@ -1,0 +1,128 @@
+"""Splits, sweeps and what follows from them, as text."""
+
+from collections.abc import Iterator, Sequence
+
+from bench.breakdown.fit import Fit, fit
+from bench.breakdown.parts import HEAD_PARTS, IDLE, PHASES, TOLERANCE, Split
+
+_WIDTHS = (32, 11, 11, 8, 11, 11, 9)
+_HEADINGS = ("", "GPU us", "per step", "% cycle", "host us", "floor us", "ratio")
+PAPER = "the paper's 62% (49% + 13%) of draft time, Llama-3-8B on an A800"
+
+
+def table(split: Split) -> str:
+    """One split: a row for each part, totals, and whether they add up."""
+    lines = [
+        f"{split.implementation}, draft vocabulary {split.vocab:,}: {split.cycle_us:.0f} us a "
+        f"cycle ({split.traced_cycle_us:.0f} while traced), {split.kernels:.0f} kernels, "
+        f"{split.launches:.0f} launches",
+        _line(*_HEADINGS),
+        *_rows(split),
+        sums(split),
+    ]
+    return "\n".join(lines)
+
+
+def _rows(split: Split) -> Iterator[str]:
+    for phase in PHASES:
+        for where, part in split.named_parts():
+            if where == phase:
+                yield _part(split, phase, part)
+        total = split.phase_us(phase)
+        host = sum(us for (where, _), us in split.host_us.items() if where == phase)
+        floor = sum(w.floor_us for (where, _), w in split.work.items() if where == phase)
+        if total or host:
+            yield _line(f"{phase} total", *_times(split, phase, total, host, floor))
+    idle = split.idle_us
+    yield _line(IDLE, f"{idle:.1f}", "", f"{idle / split.cycle_us:.1%}", "", "", "")
+    host = sum(split.host_us.values())
+    floor = sum(work.floor_us for work in split.work.values())
+    yield _line("cycle", *_times(split, "", split.busy_us + idle, host, floor))
+
+
+def _part(split: Split, phase: str, part: str) -> str:
+    key = phase, part
+    work = split.work.get(key)
+    floor = work.floor_us if work else 0.0
+    times = _times(split, phase, split.gpu_us.get(key, 0.0), split.host_us.get(key, 0.0), floor)
+    return _line(f"{phase} {part}", *times)
+
+
+def _times(split: Split, phase: str, us: float, host: float, floor: float) -> Iterator[str]:
+    yield f"{us:.1f}"
+    yield f"{us / split.steps:.1f}" if phase == "draft" else ""
+    yield f"{us / split.cycle_us:.1%}"
+    yield f"{host:.1f}" if host else ""
+    yield f"{floor:.1f}" if floor else ""
+    yield f"{us / floor:.2f}" if floor else ""
+
+
+def _line(name: str, *cells: str) -> str:
+    widths = _WIDTHS[1:]
+    return f"{name:<{_WIDTHS[0]}}" + "".join(
+        f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)
+    )
+
+
+def sums(split: Split) -> str:
+    """Whether named parts and idle time are the cycle."""
+    verdict = "add up" if split.adds_up else "DO NOT ADD UP"
+    return (
+        f"parts and idle time {verdict}: {split.missing:+.1%} of the cycle is missing "
+        f"(allowed: {TOLERANCE:.0%}); unattributed {split.unattributed_us:.1f} us"
+    )
+
+
+def head_shares(split: Split) -> str:
+    """What head, softmax and top-k are of the draft and of the cycle, on the GPU."""
+    head = split.part_us("LM head", "softmax", phase="draft")
+    wider = split.part_us(*HEAD_PARTS, phase="draft")
+    draft = split.phase_us("draft")
+    return (
+        f"{split.implementation}, V {split.vocab:,}: draft LM head + softmax "
+        f"{_share(head, draft)} of the draft's GPU time, {_share(head, split.cycle_us)} of the "
+        f"cycle; with top-k {_share(wider, draft)} and {_share(wider, split.cycle_us)}; softmax "
+        f"alone {_share(split.part_us('softmax', phase='draft'), split.cycle_us)} of the cycle; "
+        f"the GPU works in {_share(split.busy_us, split.cycle_us)} of it"
+    )
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else "-"
+
+
+def sweeps(splits: Sequence[Split]) -> dict[str, tuple[list[int], list[float], Fit]]:
+    """Vocabularies, microseconds a cycle and their line, by implementation with three or more."""
+    found = {}
+    for name in dict.fromkeys(split.implementation for split in splits):
+        points = sorted((s.vocab, s.cycle_us) for s in splits if s.implementation == name)
+        if len({vocab for vocab, _ in points}) >= 3:
+            vocabs, us = [vocab for vocab, _ in points], [us for _, us in points]
+            found[name] = vocabs, us, fit(vocabs, [t * 1e-6 for t in us])
+    return found
+
+
+def fit_line(name: str, found: Fit, vocab: int) -> str:
+    """The fitted line, whether it has a slope, and what it promises a map."""
+    line = found.line
+    text = (
+        f"{name}: cycle = {1e3 * line.fixed_s:.3f} ms + {1e6 * line.per_token_s:.5f} ms x V/1000, "
+        f"R^2 {line.r_squared:.4f}; "
+    )
+    if not found.significant:
+        return text + f"no significant slope (p {found.p_value:.2g})"
+    return text + (
+        f"slope +- {1e6 * found.slope_error_s:.5f}, p {found.p_value:.2g}; no map can gain more "
+        f"than {line.ceiling(vocab):.2f}x over {vocab:,} ids at an unchanged accept length"
+    )
+
+
+def summary(splits: Sequence[Split], vocab: int) -> str:
+    """Head shares of all splits, then the lines of the sweeps."""
+    lines = [f"Head and softmax, to be read beside {PAPER}:"]
+    lines += [f"  {head_shares(split)}" for split in splits]
+    fits = sweeps(splits)
+    if fits:
+        lines += ["", "Time per cycle against the draft's vocabulary:"]
+        lines += [f"  {fit_line(name, found, vocab)}" for name, (_, _, found) in fits.items()]
+    return "\n".join(lines)
