@@ -24,7 +24,8 @@ from examples.eagle_training.corpus import (
 )
 from examples.eagle_training.decode import DecodeSettings, continue_all
 from examples.eagle_training.run import Context
-from examples.gemma3_270m.prompts import DOMAINS, held_out
+from examples.gemma3_270m.prompts import held_out
+from examples.gemma3_270m.rank_sources import write_ids
 
 TEMPERATURE, MIN_P, SEED = 0.8, 0.05, 20
 
@@ -46,13 +47,6 @@ def continuations(model: Any, contexts: list[Context], tokens: int, seed: int) -
         Document(ids[: len(c.ids) + tokens], len(c.ids), c.domain, False)
         for c, ids in zip(contexts, written, strict=True)
     ]
-
-
-def write_ids(documents: list[Document], folder: Path) -> None:
-    """Write one file a domain, a continuation a line."""
-    for domain in DOMAINS:
-        lines = [" ".join(map(str, d.reply)) for d in documents if d.domain == domain]
-        (folder / f"{domain}.ids").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def main() -> None:

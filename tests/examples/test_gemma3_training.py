@@ -21,6 +21,8 @@ from examples.eagle_training.model import (
 )
 from examples.eagle_training.run import Context
 from examples.eagle_training.tree import Shared, TreeShape
+from examples.gemma3_270m.prompts import DOMAINS
+from examples.gemma3_270m.rank_sources import write_ids
 from examples.gemma3_270m.train_draft import SETTINGS, Run
 from tests.examples.tiny_gemma3 import HEAD_DIM, HIDDEN, WINDOW, tiny_gemma3
 
@@ -142,6 +144,10 @@ def test_a_whole_run_and_its_second_call(gemma3: Path, tmp_path: Path) -> None:
     run = TinyRun(gemma3, tmp_path, tmp_path, settings)
     held = {tuple(c.ids) for c in run.held_out_contexts()}
     assert {tuple(d.tokens[: d.context_length]) for d in run.documents("eval")} <= held
+    write_ids(run.documents("train"), tmp_path / "sources")
+    sources = {d: (tmp_path / "sources" / f"{d}.ids").read_text().splitlines() for d in DOMAINS}
+    replies = [" ".join(map(str, d.reply)) for d in run.documents("train")]
+    assert sorted(line for lines in sources.values() for line in lines) == sorted(replies)
     counts = load_file(tmp_path / "counts.safetensors")
     written = [t for d in run.documents("train") for t in d.reply]
     assert counts["all"].tolist() == torch.bincount(torch.tensor(written), minlength=305).tolist()
