@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.srt.layers.attention.triton_backend import (
+    TritonAttnBackend,
+    TritonMultiStepDraftBackend,
+)
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from frspec_kernels.draft_attention import pack_mask
@@ -22,6 +26,7 @@ from tests.plugin.attention_server import (
     NODES,
     STEPS,
     TOP_K,
+    RequestPool,
     Server,
     check_draft,
     configuration,  # noqa: F401 (a fixture of every case)
@@ -214,3 +219,37 @@ def test_draft_extend_copies_them_outside_its_graph_where_nothing_else_does():
     assert graphs.copies == 1
     verdict = verdict_of(graphs.run_extend(), server, tokens, extend_problem(server, NODES))
     assert verdict.ok, verdict.why
+
+
+def tensor_bytes(*owners: Any) -> int:
+    """Memory of the tensors that these objects hold, each once."""
+    values = [value for owner in owners for value in vars(owner).values()]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+def test_graphs_take_a_fraction_of_sglangs_memory():
+    """Buffers of graphs of up to 32 requests with contexts of up to 8,192 tokens."""
+    server = Server([1])
+    server.pool = RequestPool(32, 8192)
+    runners = server.runner(), server.runner(draft=True)
+    for runner in runners:
+        runner.model_config.context_len = 8192
+    sizes = {}
+    for name, target, steps in (
+        ("sglang", TritonAttnBackend, TritonMultiStepDraftBackend),
+        ("ours", FrSpecAttentionBackend, FrSpecMultiStepDraftBackend),
+    ):
+        phases = [target(runners[0]), steps(runners[1], TOP_K, STEPS), target(runners[1])]
+        before = tensor_bytes(*phases)
+        for phase, nodes in zip(phases, (NODES, TOP_K, NODES), strict=True):
+            phase.init_cuda_graph_state(32, 32 * nodes)
+        shared = getattr(phases[0], "shared", None)
+        reserved = [] if shared is None else [shared._reserved]
+        mask = phases[0].verify_mask
+        assert mask is not None
+        sizes[name] = tensor_bytes(*phases, *reserved) - before + mask.buffer.nbytes
+    # One list of int32 a request, against int64 lists a token of each phase and step.
+    assert sizes["ours"] < 32 * 8192 * 4 * 1.02
+    assert sizes["sglang"] > 30 * sizes["ours"]
