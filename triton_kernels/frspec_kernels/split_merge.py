@@ -192,16 +192,20 @@ def merge_splits_kernel(
             m_i = tl.full([BLOCK_R], float("-inf"), tl.float32)
         l_i = tl.where(m_i == float("-inf"), 0.0, 1.0)
         acc = tl.zeros([BLOCK_R, BLOCK_DV], tl.float32)
+        # Parts and rows beyond the last stand for the last, with weight 0 and without a store: of
+        # loads with a mask each would be used before the next is issued, a latency for every part.
+        row = tl.minimum(row, pick(rows_b, request, BLOCK_B) - 1)
         for start in range(0, splits, BLOCK_S):
-            part = (first_part + start + offs_s).to(tl.int64) * KV_HEADS + kv_head
+            split = tl.minimum(start + offs_s, splits - 1)
+            part = (first_part + split).to(tl.int64) * KV_HEADS + kv_head
             part_row = part[:, None] * max_rows + row[None, :]
-            mask = (start + offs_s < splits)[:, None] & mask_r[None, :]
-            lse = tl.load(part_lse_ptr + part_row, mask=mask, other=float("-inf"))
-            outs = tl.load(
-                part_out_ptr + part_row[:, :, None] * DV + offs_d[None, None, :],
-                mask=mask[:, :, None] & mask_d[None, None, :],
-                other=0.0,
-            )
+            lse = tl.load(part_lse_ptr + part_row)
+            out_ptrs = part_out_ptr + part_row[:, :, None] * DV + offs_d[None, None, :]
+            if BLOCK_DV == DV:
+                outs = tl.load(out_ptrs)
+            else:
+                outs = tl.load(out_ptrs, mask=mask_d[None, None, :], other=0.0)
+            lse = tl.where((start + offs_s < splits)[:, None], lse, float("-inf"))
             m_new = tl.maximum(m_i, tl.max(lse, axis=0))
             shift = tl.where(m_new == float("-inf"), 0.0, m_new)
             alpha = tl.exp2(m_i - shift)
