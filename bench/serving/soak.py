@@ -192,6 +192,8 @@ def _stream(url: str, request: Request, outcome: Outcome) -> None:
         body = json.dumps(request.body)
         connection.request("POST", "/generate", body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
+        if answer.status != 200:
+            raise ValueError(f"status {answer.status}: {answer.read().decode()[:500]}")
         last: dict[str, Any] | None = None
         for line in answer:
             text = line.decode().strip().removeprefix("data: ")
@@ -208,7 +210,7 @@ def _stream(url: str, request: Request, outcome: Outcome) -> None:
                 if outcome.aborted:
                     return
         if last is None:
-            raise ValueError(f"status {answer.status}, and nothing in the stream")
+            raise ValueError("nothing in the stream")
         outcome.answers = [last]
     finally:
         connection.close()

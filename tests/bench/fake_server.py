@@ -33,7 +33,7 @@ def fake_server(reply: Reply) -> Iterator[str]:
                 status, answer = 400, str(error)
             self.send_response(status)
             self.end_headers()
-            if isinstance(body, dict) and body.get("stream"):
+            if status == 200 and isinstance(body, dict) and body.get("stream"):
                 for event in answer:
                     self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
                 self.wfile.write(b"data: [DONE]\n\n")
