@@ -36,7 +36,7 @@ def weight_of(logits, orders, ids, pivot, maximum, slope):
     return tl.where(kept, tl.where(greedy, 1.0, weights), 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R"])
 def decide_children_kernel(
     logits_ptr,  # [B * N, V]
     current_ptr,  # [B] int32 or None

@@ -11,7 +11,7 @@ from .primitives import LOWEST_KEY, score_order, sortable_key
 from .sampling_random import DRAW, exponential, random_words
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["depth"])  # steps share a kernel
 def draw_children_kernel(
     probs_ptr,  # [B * ROWS, C] float32, descending
     token_ids_ptr,  # [B * ROWS, C] int64
