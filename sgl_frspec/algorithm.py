@@ -13,7 +13,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sgl_frspec.hot_ids import read_hot_ids
-from sgl_frspec.options import OptionError
+from sgl_frspec.options import OptionError, read_options
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,8 @@ DEFAULT_MAX_RUNNING_REQUESTS = 48
 # Backends whose draft decoding gives every branch of a tree pages of its own.
 PAGED_TREE_BACKENDS = ("flashinfer", "fa3", "triton", "frspec", "frspec_cpu")
 CHAIN_ONLY_BACKENDS = ("trtllm_mha",)
+# What the kernels of the token tree take; frspec_kernels.tree_args has the same, with torch.
+MAX_STEPS, MAX_TOP_K, MAX_NODES = 16, 32, 1024
 
 
 class FrSpecAlgorithm(CustomSpecAlgo):
@@ -101,6 +103,16 @@ def refuse_unsupported(server_args: Any) -> None:
                 f"{NAME} does not support {option}; leave it out, or use"
                 " --speculative-algorithm EAGLE"
             )
+    refuse_rounding_by_batch(server_args)
+
+
+def refuse_rounding_by_batch(server_args: Any) -> None:
+    """Norms of the target's whose sums follow the batch are not deterministic inference."""
+    if server_args.enable_deterministic_inference and read_options().target_norms:
+        raise OptionError(
+            "--frspec-target-norms under --enable-deterministic-inference: the norms' launches"
+            " follow the batch, and so would the rounding of sums; leave one of them out"
+        )
 
 
 def _refuse_unsupported_draft(server_args: Any) -> None:
@@ -174,6 +186,14 @@ def check_tree(server_args: Any) -> None:
             f"--speculative-num-draft-tokens {nodes} asks for {nodes - 1} drafted tokens, but"
             f" {steps} steps of top-k {top_k} draft {largest}; lower it or draft more"
         )
+    limits = {
+        "--speculative-num-steps": (steps, MAX_STEPS),
+        "--speculative-eagle-topk": (top_k, MAX_TOP_K),
+        "--speculative-num-draft-tokens": (nodes, MAX_NODES),
+    }
+    for flag, (value, limit) in limits.items():
+        if value > limit:
+            raise OptionError(f"{flag} {value}: {NAME} grows trees of at most {limit}; lower it")
     backends = {
         server_args.attention_backend,
         server_args.decode_attention_backend,

@@ -24,13 +24,14 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from sglang.srt.utils.common import fast_topk
 from torch import Tensor
 
+from frspec_kernels.reduced_topk_args import HIDDEN_DTYPES
 from frspec_kernels.tree import Candidates, TreeShape
 from sgl_frspec.draft_head import DraftHead, accepted_rows
 from sgl_frspec.draft_tree import KernelGrowth, StockGrowth, TreeGrowth
 from sgl_frspec.hot_ids import read_hot_ids
 from sgl_frspec.map_fit import make_map_fit
 from sgl_frspec.norms import install_norms
-from sgl_frspec.options import read_options
+from sgl_frspec.options import OptionError, read_options
 from sgl_frspec.reduced_head import gather_head, share_embedding_and_head
 from sgl_frspec.verify_input import TreeBuilder
 
@@ -88,6 +89,12 @@ class FrSpecDraftWorker(EagleDraftWorker):
 
     def _install_head(self) -> DraftHead:
         model: Any = self.draft_runner.model
+        dtype = model.lm_head.weight.dtype
+        if self.hot_token_id.is_cuda and dtype not in HIDDEN_DTYPES:
+            raise OptionError(
+                f"FRSPEC's head multiplies bfloat16 or float16, not {dtype}: serve with --dtype"
+                " bfloat16, or add --frspec-stock head"
+            )
         model.logits_processor = DraftHead(self.topk, self.hot_token_id, model.logits_processor)
         return model.logits_processor
 

@@ -1,6 +1,7 @@
 # ruff: noqa: TID251 (these run where SGLang is)
 """Head, tree growth, verification and round memory on the CPU; ``test_round.py`` runs this file."""
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,13 +11,15 @@ from prometheus_client import generate_latest
 from sglang.srt.layers.layernorm import GemmaRMSNorm, RMSNorm
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
+from frspec_kernels import tree_args
 from frspec_kernels.tree import Accepted, TreeShape, empty_accepted
 from frspec_kernels.tree_reference import accept_greedy_reference
+from sgl_frspec import algorithm
 from sgl_frspec.draft_head import DraftHead, reduced_topk_cpu
 from sgl_frspec.draft_tree import KernelGrowth, StockGrowth
 from sgl_frspec.map_fit import Counters, MapFit, prometheus_counters
 from sgl_frspec.norms import is_plain, takes
-from sgl_frspec.options import OptionError
+from sgl_frspec.options import ENVIRONMENT_VARIABLE, OptionError
 from sgl_frspec.round_graph import path_rows
 from sgl_frspec.round_state import RoundBatches, RoundInputs
 from sgl_frspec.verify import is_plain_greedy, rows_at_front, tokens_at_front
@@ -292,3 +295,20 @@ def test_prometheus_serves_the_counters():
     assert 'sglang:frspec_cycles_total{model_name="m"} 2.0' in text
     assert 'sglang:frspec_tokens_total{model_name="m"} 6.0' in text
     assert 'sglang:frspec_outside_map_total{model_name="m"} 1.0' in text
+
+
+def test_norms_that_follow_the_batch_are_refused_for_deterministic_inference(monkeypatch):
+    for target_norms, deterministic in ((False, True), (True, False), (True, True)):
+        monkeypatch.setenv(ENVIRONMENT_VARIABLE, json.dumps({"target_norms": target_norms}))
+        arguments = SimpleNamespace(enable_deterministic_inference=deterministic)
+        if target_norms and deterministic:
+            with pytest.raises(OptionError, match="leave one of them out"):
+                algorithm.refuse_rounding_by_batch(arguments)
+        else:
+            algorithm.refuse_rounding_by_batch(arguments)
+
+
+def test_limits_of_the_tree_are_the_kernels():
+    assert algorithm.MAX_STEPS == tree_args.MAX_STEPS
+    assert algorithm.MAX_TOP_K == tree_args.MAX_TOP_K
+    assert algorithm.MAX_NODES == tree_args.MAX_NODES

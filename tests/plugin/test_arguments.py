@@ -6,7 +6,14 @@ import json
 import pytest
 import torch
 
-from sgl_frspec.options import ENVIRONMENT_VARIABLE, OptionError, add_server_flags, read_options
+from sgl_frspec.options import (
+    ENVIRONMENT_VARIABLE,
+    PIECES,
+    OptionError,
+    Options,
+    add_server_flags,
+    read_options,
+)
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +47,7 @@ ACCEPTED = {
     "--speculative-num-steps 2 --speculative-eagle-topk 1": {"speculative_num_draft_tokens": 3},
     tree(3, 2, 11): {"speculative_num_draft_tokens": 11},
     "--frspec-map-size 100": {},
+    "--frspec-stock head,round --frspec-target-norms": {},
     "--page-size 16": {},
 }
 # Extra flags, and what the message must name: the fault, and what to do.
@@ -47,6 +55,9 @@ REFUSED = {
     "--speculative-num-steps 2": ["give --speculative-eagle-topk", "or none of"],
     tree(3, 2, 12): ["12 asks for 11 drafted tokens", "draft 10", "lower it"],
     tree(0, 1, 2): ["steps 0"],
+    tree(17, 2, 9): ["--speculative-num-steps 17", "at most 16"],
+    tree(3, 33, 9): ["--speculative-eagle-topk 33", "at most 32"],
+    tree(16, 32, 1025): ["--speculative-num-draft-tokens 1025", "at most 1024"],
     "--tp-size 2": ["tensor parallelism", "--speculative-algorithm EAGLE"],
     "--speculative-use-rejection-sampling": ["--speculative-use-rejection-sampling"],
     "--enable-lora": ["--enable-lora"],
@@ -113,6 +124,26 @@ class TestOptions:
         parser.parse_args(["--frspec-map-size", "77"])
         assert read_options().map_size == 77
 
+    def test_flags_add_up(self):
+        parser = argparse.ArgumentParser()
+        add_server_flags(parser)
+        assert read_options() == Options()
+        assert all(read_options().uses(piece) for piece in PIECES)
+        parser.parse_args(["--frspec-stock", "tree,head", "--frspec-map-size", "5"])
+        parser.parse_args(["--frspec-target-norms"])
+        options = read_options()
+        assert options == Options(5, ("tree", "head"), target_norms=True)
+        assert [piece for piece in PIECES if not options.uses(piece)] == ["head", "tree"]
+        with pytest.raises(KeyError, match="tail"):
+            options.uses("tail")
+
+    def test_a_wrong_piece_is_refused_by_the_parser(self, capsys):
+        parser = argparse.ArgumentParser()
+        add_server_flags(parser)
+        with pytest.raises(SystemExit):
+            parser.parse_args(["--frspec-stock", "head,tail"])
+        assert "'tail' is none of head, tree, accept, norms, round" in capsys.readouterr().err
+
     @pytest.mark.parametrize("value", ["0", "-3", "many"])
     def test_a_wrong_flag_is_refused_by_the_parser(self, value, capsys):
         parser = argparse.ArgumentParser()
@@ -123,7 +154,17 @@ class TestOptions:
 
     @pytest.mark.parametrize(
         "text",
-        ["[1]", "{", '{"size": 3}', '{"map_size": 0}', '{"map_size": true}', '{"map_size": "9"}'],
+        [
+            "[1]",
+            "{",
+            '{"size": 3}',
+            '{"map_size": 0}',
+            '{"map_size": true}',
+            '{"map_size": "9"}',
+            '{"stock": "head"}',
+            '{"stock": ["tail"]}',
+            '{"target_norms": 1}',
+        ],
     )
     def test_a_wrong_environment_is_refused(self, text, monkeypatch):
         monkeypatch.setenv(ENVIRONMENT_VARIABLE, text)
