@@ -26,6 +26,12 @@ def verify_text(args: argparse.Namespace, gpu: bool, began: float, say: Say) -> 
     args.variant = args.variant or list(BASES)
     args.batch = args.batch or [VERIFY_BATCH]
     plan = next(make_plans(_for_checks(args, context=700), "verify-text", gpu, began, say))
+    bases = {variant.base for variant in plan.variants}
+    if PLAIN not in bases or len(bases) < 2:
+        raise ValueError(
+            f"--verify-text compares variants that speculate with {PLAIN}: add --variant {PLAIN},"
+            " or another"
+        )
     texts = prompts(plan.settings.target, args.verify_text)
     check = TextCheck(plan.settings, texts, max(args.batch), say)
     right = check.run(plan.variants, args.out or Path("."), args.tokens)

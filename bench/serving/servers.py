@@ -108,9 +108,9 @@ def running(variants: Sequence[Variant], settings: Settings, say: Say) -> Iterat
     fleet = Fleet()
     settings.logs.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        started = []
-        for i, variant in enumerate(variants):
-            memory = _memory_flags(settings, len(variants) - i)
+        started, share = [], _share(len(variants))
+        for variant in variants:
+            memory = _memory_flags(settings, share)
             server = Server(variant, stack.enter_context(_start(variant, settings, memory)))
             started.append(server)
             if not settings.start_together:
@@ -141,16 +141,22 @@ def _start(variant: Variant, settings: Settings, memory: Sequence[str]) -> Serve
     return ServerProcess(command, f"http://127.0.0.1:{port}", log)
 
 
-def _memory_flags(settings: Settings, starting: int) -> list[str]:
-    """Flags that size one pool when ``starting`` servers, this one included, have none yet."""
+def _memory_flags(settings: Settings, share: int | None) -> list[str]:
+    """Flags that size a pool: in tokens, or so that weights and pool take ``share`` bytes."""
+    tokens = ["--max-total-tokens", str(settings.kv_tokens)]
     if not settings.gpu:
-        return ["--max-total-tokens", str(settings.kv_tokens)]
-    if settings.start_together:
-        tokens = ["--max-total-tokens", str(settings.kv_tokens)]
+        return tokens
+    state = gpu_state()
+    if settings.start_together or share is None or state is None:
         return [*tokens, "--mem-fraction-static", str(UNLIMITING_FRACTION)]
-    # SGLang takes the fraction of what is free when a server starts. The first takes 1/n of it,
-    # the next 1/(n - 1) of what that left: equal budgets.
-    return ["--mem-fraction-static", f"{SHARED_FRACTION / starting:.4f}"]
+    # SGLang takes the fraction of what is free when a server starts.
+    return ["--mem-fraction-static", f"{share / state.free:.4f}"]
+
+
+def _share(servers: int) -> int | None:
+    """Bytes of the GPU for each of several servers; None where they cannot be seen."""
+    state = gpu_state()
+    return int(state.free * SHARED_FRACTION) // servers if state else None
 
 
 def _environment(folder: Path) -> dict[str, str]:
