@@ -132,7 +132,7 @@ class FrSpecAttentionBackend(TritonAttnBackend):
                 super().init_forward_metadata_out_graph(forward_batch, in_capture)
         if in_capture:
             self._make_pass_for_capture(forward_batch)
-        elif verify:
+        elif verify and not getattr(forward_batch, "actual_forward_mode", mode).is_idle():
             self._keep_mask(mask_of(forward_batch), batch)
         # The scheduler may change the table while the extend pass runs, not before it starts.
         if not verify and self.copies_contexts and not self._copied_earlier(draft_extend=True):

@@ -221,6 +221,18 @@ def test_draft_extend_copies_them_outside_its_graph_where_nothing_else_does():
     assert verdict.ok, verdict.why
 
 
+def test_an_idle_rank_replays_without_a_mask():
+    """Under data parallelism a rank without requests shows a mask of another layout."""
+    graphs = GraphRound(Server([1]), 1)
+    words = graphs.target.mask_words
+    assert words is not None
+    words.fill_(5)
+    view = graphs.view(ForwardMode.TARGET_VERIFY, actual_forward_mode=ForwardMode.IDLE)
+    view.spec_info.custom_mask = torch.ones(77, dtype=torch.uint8, device=DEVICE)
+    graphs.target.init_forward_metadata_out_graph(view)
+    assert (words == 5).all()
+
+
 def tensor_bytes(*owners: Any) -> int:
     """Memory of the tensors that these objects hold, each once."""
     values = [value for owner in owners for value in vars(owner).values()]

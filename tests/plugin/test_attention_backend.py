@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from sgl_frspec.attention_backend_registration import _default_hook
+from sgl_frspec.attention_backend_registration import _chosen, _decode_hook, _default_hook
 from sgl_frspec.cpu_engine.environment import cpu_environment
 
 ROOT = Path(__file__).parents[2]
@@ -98,3 +98,36 @@ def test_what_speaks_against_it_is_named(changes, latent, reason, caplog):
     [line] = caplog.messages
     assert "attention backend fa3; not frspec" in line
     assert reason in line
+
+
+def factory(own: str | None, prefill: str, decode: str, steps: int = 3) -> SimpleNamespace:
+    """SGLang's factory of draft backends, of a server with these choices."""
+    backends = SimpleNamespace(get_attention_backends=lambda: (prefill, decode))
+    return SimpleNamespace(
+        draft_attn_backend=own, server_args=backends, speculative_num_steps=steps, topk=4
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "prefill", "decode", "chosen"),
+    [
+        (None, "frspec", "frspec", {"frspec"}),
+        ("frspec", "fa3", "fa3", {"frspec"}),
+        ("fa3", "frspec", "frspec", {"fa3"}),
+        (None, "fa3", "frspec", {"fa3", "frspec"}),
+    ],
+)
+def test_the_drafts_own_choice_goes_before_the_servers(own, prefill, decode, chosen):
+    made = factory(own, prefill, decode)
+    assert {_chosen(made, decode=False), _chosen(made, decode=True)} == chosen
+
+
+def test_drafts_of_other_backends_are_sglangs():
+    assert _decode_hook(lambda made: ("stock", made.topk), factory("fa3", "frspec", "frspec")) == (
+        "stock",
+        4,
+    )
+
+
+def test_one_step_needs_no_decode_backend():
+    assert _decode_hook(pytest.fail, factory(None, "frspec", "frspec", steps=1)) is None
