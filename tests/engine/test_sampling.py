@@ -31,7 +31,7 @@ KINDS = {
     "bias": ({"temperature": 1.0, "logit_bias": {"7": 2.0, "30": -3.0}}, {}),
 }
 KINDS["top-k, min-p"][1].update(top_k=9, min_p=0.1)
-EACH = 420
+EACH = 300
 
 
 @pytest.fixture(scope="module")
