@@ -65,6 +65,8 @@ def make_chain_model(folder: Path, shape: Shape, hot_rate: float = HOT_RATE) -> 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator(device).manual_seed(1)
     _write_model(model, shape, generator)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # the servers need this process's share
     ids = chain.hot.nonzero().flatten()
     # A ranked list is in no order of ids.
     rank = torch.randperm(len(ids), generator=torch.Generator().manual_seed(2))

@@ -140,7 +140,8 @@ class Comparison:
                 self._profile(server, workload, record)
 
     def _profile(self, server: Server, workload: Workload, record: _Record) -> None:
-        folder = self._plan.traces / server.variant.name
+        case = f"{workload.batch}-{workload.context}"
+        folder = self._plan.traces / f"{server.variant.name}-{case}"
         texts = self._plan.prompts.of(workload)
         try:
             profile = trace.profile(server, texts, folder, PROFILED_ROUNDS)

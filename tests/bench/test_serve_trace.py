@@ -80,7 +80,7 @@ def test_a_trace_without_rounds_is_refused():
         analyse([], 40)
 
 
-def test_profile_asks_while_the_server_generates_and_reads_what_it_writes(tmp_path):
+def test_profile_traces_an_answer_from_its_start_and_reads_what_is_written(tmp_path):
     asked = []
 
     def reply(path, body):
@@ -98,8 +98,8 @@ def test_profile_asks_while_the_server_generates_and_reads_what_it_writes(tmp_pa
         result = profile(server, [[1, 2], [3, 4]], tmp_path / "traces", 20)
         assert post(url, "/generate", {"input_ids": []}) == []
     assert result.rounds == 19
-    assert [path for path, _ in asked[:2]] == ["/generate", "/start_profile"]
-    assert asked[0][1]["sampling_params"]["max_new_tokens"] == 320
-    # Host activity slows the host, and with it the round.
-    assert asked[1][1]["activities"] == ["GPU"]
-    assert asked[1][1]["with_stack"] is False
+    assert [path for path, _ in asked[:2]] == ["/start_profile", "/generate"]
+    assert asked[1][1]["sampling_params"]["max_new_tokens"] == 200
+    # Tracing the host's work would slow it, and with it the round.
+    assert asked[0][1]["activities"] == ["GPU"]
+    assert asked[0][1]["with_stack"] is False
