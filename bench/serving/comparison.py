@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.serving import client, trace
+from bench.serving.machine import gpu_state
 from bench.serving.measure import Lengths, Sample, take_turns
 from bench.serving.prompts import Prompts, Workload
 from bench.serving.rows import Row, summary
@@ -16,6 +17,7 @@ from bench.serving.variants import Variant
 PROFILED_ROUNDS = 40
 # An idle server polls a few times a second; one that spins takes a core.
 IDLE_CORES = 0.5
+IDLE_GPU = 0.02
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,13 @@ class Comparison:
 
     def _check_idle(self, fleet: Fleet) -> None:
         cores = fleet.idle_cores()
-        state = "idle" if cores < IDLE_CORES * len(fleet.servers) else "NOT IDLE"
-        self._say(f"servers between requests: {cores:.2f} processor cores in all, {state}")
+        gpu = gpu_state()
+        busy = gpu.busy if gpu else 0.0
+        idle = cores < IDLE_CORES * len(fleet.servers) and busy < IDLE_GPU
+        self._say(
+            f"servers between requests: {cores:.2f} processor cores in all, GPU busy {busy:.0%}"
+            f" of the time: {'idle' if idle else 'NOT IDLE'}"
+        )
 
     def _begins(self, workload: Workload, fleet: Fleet) -> bool:
         plan, tree = self._plan, self._plan.settings.tree
