@@ -15,6 +15,7 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 960px; margin: 2rem auto
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 pre { font: 12.5px/1.4 ui-monospace, monospace; overflow-x: auto; background: #f6f6f6;
   padding: .8rem; }
+.words { white-space: pre-wrap; }
 svg { width: 100%; height: auto; font: 12px system-ui, sans-serif; }
 .grid { stroke: #ddd; } .fit { fill: none; stroke-width: 1.6; }
 .roof { fill: none; stroke: #333; stroke-width: 1.6; }
@@ -60,7 +61,7 @@ def render(
         _sweep(splits),
         _roofline(splits, device),
         "<h2>Answers</h2>",
-        f"<pre>{escape(summary(splits, vocab))}</pre>",
+        f'<pre class="words">{escape(summary(splits, vocab))}</pre>',
         "<h2>All figures</h2>",
         *(_figures(split) for split in splits),
         "<h2>Machine</h2>",

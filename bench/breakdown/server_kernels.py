@@ -7,6 +7,7 @@ activation and a norm the down projection, and so on. A forward pass begins at a
 one with a single MLP is the draft's, one with several the target's.
 """
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 
@@ -89,7 +90,7 @@ def _parts(kinds: Sequence[str | None]) -> list[str]:
             parts[place] = _glue(kinds, parts, place, current)
         elif parts[place] is None:
             parts[place] = UNKNOWN if found is None else _PART_OF.get(found, found)
-        if found not in (GLUE, "copies", METADATA):
+        if found not in (GLUE, "copies", METADATA, None):
             current = parts[place] or UNKNOWN
     return [part or UNKNOWN for part in parts]
 
@@ -153,7 +154,7 @@ def _glue(
 def _phases(kinds: Sequence[str | None], parts: Sequence[str]) -> list[str]:
     starts = [place for place, found in enumerate(kinds) if found == "embedding"]
     phases = ["between"] * len(kinds)
-    for begin, end in zip(starts, [*starts[1:], len(kinds)], strict=True):
+    for begin, end in itertools.pairwise([*starts, len(kinds)]):
         layers = kinds[begin:end].count(ACTIVATION)
         phases[begin:end] = ["draft" if layers <= 1 else "verify"] * (end - begin)
     for place, part in enumerate(parts):

@@ -21,6 +21,8 @@ from bench.serving.variants import EAGLE, EAGLE_MAP, FRSPEC, Tree, Variant
 from sgl_frspec.explain import ModelShape, Speculation
 
 TRACED = 24
+# FRSPEC attends with its own kernels, the stock servers with the backend that is asked for.
+OWN_BACKEND = "frspec"
 LENGTHS = Lengths(short=32, long=192)
 TURNS = 3
 _TRACE_SECONDS = 60.0
@@ -55,7 +57,7 @@ def variants(model: ChainModel, folder: Path, maps: Sequence[int]) -> dict[Varia
         torch.save(ranked[:size], path)
         flags = ("--speculative-token-map", str(path))
         servers[Variant(f"stock-map-{size}", EAGLE_MAP, flags=flags)] = size
-        servers[Variant(f"frspec-{size}", FRSPEC, flags=flags)] = size
+        servers[Variant(f"frspec-{size}", FRSPEC, OWN_BACKEND, flags)] = size
     return servers
 
 

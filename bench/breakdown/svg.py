@@ -184,7 +184,7 @@ def roofline(
     xs, ys = [x for _, _, x, _ in parts] or [1.0], [y for _, _, _, y in parts] or [1e12]
     ridge = flops_per_s / bytes_per_s
     x_axis = Axis(min(*xs, 0.5) / 2, 4 * max(*xs, ridge), _LEFT, WIDTH - _RIGHT, log=True)
-    y_axis = Axis(min(ys) / 3, 3 * flops_per_s, height - _BOTTOM, _TOP, log=True)
+    y_axis = Axis(min(ys) / 3, 3 * max(*ys, flops_per_s), height - _BOTTOM, _TOP, log=True)
     low = max(x_axis.low, y_axis.low / bytes_per_s)
     corners = ((low, low * bytes_per_s), (ridge, flops_per_s), (x_axis.high, flops_per_s))
     path = " ".join(f"{x_axis.at(x):.1f},{y_axis.at(y):.1f}" for x, y in corners)

@@ -7,6 +7,7 @@ from bench.breakdown.parts import HEAD_PARTS, IDLE, PHASES, TOLERANCE, Split
 
 _WIDTHS = (32, 11, 11, 8, 11, 11, 9)
 _HEADINGS = ("", "GPU us", "per step", "% cycle", "host us", "floor us", "ratio")
+AGREEMENT, AGREED_US = 0.05, 50.0  # of two runs, for parts at least this long
 PAPER = "the paper's 62% (49% + 13%) of draft time, Llama-3-8B on an A800"
 
 
@@ -102,6 +103,23 @@ def sweeps(splits: Sequence[Split]) -> dict[str, tuple[list[int], list[float], F
     return found
 
 
+def disagreements(splits: Sequence[Split]) -> list[str]:
+    """Parts of more than 50 us that differ by more than 5% between two runs of the same."""
+    found = []
+    for place, first in enumerate(splits):
+        for second in splits[place + 1 :]:
+            if (first.implementation, first.vocab) != (second.implementation, second.vocab):
+                continue
+            for key in first.named_parts():
+                one, other = first.gpu_us.get(key, 0.0), second.gpu_us.get(key, 0.0)
+                if max(one, other) > AGREED_US and abs(one - other) > AGREEMENT * max(one, other):
+                    found.append(
+                        f"{first.implementation}, V {first.vocab:,}: {' '.join(key)} took "
+                        f"{one:.1f} us in one run and {other:.1f} in another"
+                    )
+    return found
+
+
 def fit_line(name: str, found: Fit, vocab: int) -> str:
     """The fitted line, whether it has a slope, and what it promises a map."""
     line = found.line
@@ -121,6 +139,15 @@ def summary(splits: Sequence[Split], vocab: int) -> str:
     """Head shares of all splits, then the lines of the sweeps."""
     lines = [f"Head and softmax, to be read beside {PAPER}:"]
     lines += [f"  {head_shares(split)}" for split in splits]
+    again = len(splits) - len({(split.implementation, split.vocab) for split in splits})
+    if again:
+        apart = disagreements(splits)
+        lines += [
+            "",
+            f"Measured again: {again}; parts above {AGREED_US:.0f} us that differ by more",
+        ]
+        lines[-1] += f" than {AGREEMENT:.0%}: {len(apart) or 'none'}"
+        lines += [f"  {line}" for line in apart]
     fits = sweeps(splits)
     if fits:
         lines += ["", "Time per cycle against the draft's vocabulary:"]

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -100,7 +101,7 @@ def _run(args: argparse.Namespace) -> int:
     machine = describe(torch.device("cuda" if on_gpu else "cpu"))
     splits, failures = list[Split](), dict[str, str]()
     if args.merge:
-        earlier = [json.loads((f / "breakdown.json").read_text()) for f in args.merge]
+        earlier = [_earlier(folder) for folder in args.merge]
         machine = earlier[-1]["machine"]
         splits = [from_json(row) for run in earlier for row in run["splits"]]
     else:
@@ -115,6 +116,14 @@ def _run(args: argparse.Namespace) -> int:
         if on_gpu or args.trace:  # a CPU's times are not held to a GPU's rates
             splits = [with_prediction(found, shape, device, spec) for found in splits]
     return _report(args, splits, failures, machine, shape, spec, device)
+
+
+def _earlier(folder: Path) -> dict[str, Any]:
+    path = folder / "breakdown.json"
+    try:
+        return json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"--merge {folder}: {path} cannot be read: {error}") from None
 
 
 def _eager(

@@ -1,0 +1,288 @@
+"""Fits, tables and the report of ``bench breakdown``; the report in a real browser."""
+
+import dataclasses
+import json
+import random
+
+import pytest
+
+from bench.breakdown import page, svg, text
+from bench.breakdown.fit import fit, two_sided
+from bench.breakdown.parts import PARTS, Split, Work, from_json
+from bench.breakdown.predict import with_prediction
+from bench.commands import breakdown
+from sgl_frspec.explain import Speculation, cycle_cost, find_device, read_model_shape
+from tests.bench import breakdown_traces as synthetic
+from tests.bench.browser import Browser, executable
+
+DEVICE = find_device("h200")
+SHAPE = read_model_shape("llama-3-8b")
+SPEC = Speculation(draft_vocab=SHAPE.vocab)
+
+
+def _split(name="eager", vocab=32768, **changes):
+    gpu = {("draft", "LM head"): 300.0, ("draft", "softmax"): 60.0, ("draft", "MLP"): 240.0}
+    gpu |= {("draft", "top-k"): 40.0, ("verify", "MLP"): 360.0}
+    host = {("draft", "LM head"): 30.0, ("verify", "MLP"): 500.0}
+    split = Split(name, vocab, 6, 5, 2000.0, gpu, host, 700, 650, {}, 2400.0)
+    return dataclasses.replace(split, **changes)
+
+
+def test_numbers_of_a_split():
+    split = _split()
+    assert split.busy_us == 1000
+    assert split.idle_us == 1000
+    assert split.missing == 0
+    assert split.phase_us("draft") == 640
+    assert split.part_us("MLP") == 600
+    assert split.part_us("MLP", phase="verify") == 360
+
+
+def test_a_split_survives_json():
+    split = _split(work={("draft", "MLP"): Work(1.0, 2.0, 3.0)})
+    assert from_json(json.loads(json.dumps(split.as_json()))) == split
+
+
+def test_the_table_shows_steps_percents_and_ratios():
+    split = _split(work={("draft", "MLP"): Work(1e9, 1e9, 200.0)})
+    row = next(line for line in text.table(split).splitlines() if line.startswith("draft MLP"))
+    assert row.split() == ["draft", "MLP", "240.0", "40.0", "12.0%", "200.0", "1.20"]
+    row = next(line for line in text.table(split).splitlines() if line.startswith("draft LM head"))
+    assert row.split() == ["draft", "LM", "head", "300.0", "50.0", "15.0%", "30.0"]
+    assert "parts and idle time add up: +0.0%" in text.table(split)
+
+
+def test_shares_of_head_and_softmax():
+    line = text.head_shares(_split())
+    assert "LM head + softmax 56.2% of the draft's GPU time, 18.0% of the cycle" in line
+    assert "with top-k 62.5% and 20.0%; softmax alone 3.0% of the cycle" in line
+    assert "the GPU works in 50.0% of it" in line
+
+
+def test_parts_that_differ_between_two_runs_are_named():
+    first, again = _split(), _split(gpu_us={**_split().gpu_us, ("draft", "MLP"): 253.0})
+    assert text.disagreements([first, again]) == [
+        "eager, V 32,768: draft MLP took 240.0 us in one run and 253.0 in another"
+    ]
+    again = _split(gpu_us={**_split().gpu_us, ("draft", "MLP"): 252.0, ("draft", "top-k"): 20.0})
+    assert text.disagreements([first, again]) == []
+    assert text.disagreements([first, _split(vocab=8192, gpu_us={})]) == []
+
+
+def test_students_t_at_tabulated_points():
+    for freedom, t in ((1, 12.7062), (2, 4.30265), (3, 3.18245), (4, 2.77645), (10, 2.22814)):
+        assert two_sided(t, freedom) == pytest.approx(0.05, abs=2e-6)
+    assert two_sided(0.0, 5) == pytest.approx(1.0)
+    assert two_sided(4.03214, 5) == pytest.approx(0.01, abs=1e-6)
+
+
+def test_a_line_is_found_again_with_its_error():
+    vocabs = [8192, 16384, 32768, 65536, 131072]
+    noise = [1e-6, -2e-6, 0.5e-6, 1.5e-6, -1e-6]
+    found = fit(vocabs, [5e-3 + 4e-8 * v + e for v, e in zip(vocabs, noise, strict=True)])
+    assert found.line.fixed_s == pytest.approx(5e-3, rel=1e-3)
+    assert found.line.per_token_s == pytest.approx(4e-8, rel=1e-3)
+    assert found.significant
+    # Least squares by hand: the residual variance over the spread of V.
+    mean = sum(vocabs) / 5
+    spread = sum((v - mean) ** 2 for v in vocabs)
+    slope = sum((v - mean) * e for v, e in zip(vocabs, noise, strict=True)) / spread
+    left = sum(
+        (e - sum(noise) / 5 - slope * (v - mean)) ** 2 for v, e in zip(vocabs, noise, strict=True)
+    )
+    assert found.slope_error_s == pytest.approx((left / 3 / spread) ** 0.5, rel=1e-6)
+
+
+def test_noise_has_no_significant_slope():
+    vocabs = [8192 * 2**i for i in range(6)]
+    chance = random.Random(0)
+    found = [fit(vocabs, [chance.gauss(1e-2, 1e-4) for _ in vocabs]) for _ in range(400)]
+    false = sum(one.significant for one in found)
+    assert false < 14  # 4 expected; 14 or more with probability below 1e-4
+    assert "no significant slope" in text.fit_line("x", fit(vocabs, [1e-2] * 6), 128256)
+
+
+def test_two_points_are_no_sweep():
+    with pytest.raises(ValueError, match="three different vocabularies"):
+        fit([1, 2, 2], [1.0, 2.0, 2.0])
+    assert text.sweeps([_split(vocab=8192), _split(vocab=16384)]) == {}
+
+
+def test_predictions_take_the_head_of_the_implementation_and_a_wider_vocabulary():
+    stock = with_prediction(_split("stock", 32768), SHAPE, DEVICE, SPEC)
+    ours = with_prediction(_split("frspec", 32768), SHAPE, DEVICE, SPEC)
+    assert ("draft", "softmax") in stock.work
+    assert ("draft", "softmax") not in ours.work
+    wide = with_prediction(_split("eager", 262144), SHAPE, DEVICE, SPEC)
+    full = {(p.phase, p.name): p for p in cycle_cost(SHAPE, DEVICE, SPEC, head="chain").parts}
+    head, verify = wide.work["draft", "LM head"], wide.work["verify", "LM head"]
+    assert head.nbytes == pytest.approx(full["draft", "LM head"].nbytes * 262144 / 128256)
+    assert verify.nbytes == full["verify", "LM head"].nbytes
+    assert stock.ratio(("draft", "MLP")) == pytest.approx(
+        240.0 / (1e6 * full["draft", "MLP"].seconds)
+    )
+
+
+def test_ticks_are_round_and_within_the_axis():
+    axis = svg.Axis(0, 1234, 100, 900)
+    assert axis.ticks() == [0, 500, 1000]
+    assert [axis.at(v) for v in (0, 1234)] == [100, 900]
+    log = svg.Axis(0.5, 2000, 0, 100, log=True)
+    assert log.ticks() == [1, 10, 100, 1000]
+    assert log.at(0.5) == 0
+    assert log.at(2000) == pytest.approx(100)
+
+
+def _splits():
+    splits = []
+    for name, per_id in (("eager", 0.0), ("stock", 0.01), ("frspec", 0.006)):
+        for place, vocab in enumerate((8192, 32768, 128256)):
+            gpu = {("draft", part): 20.0 + 3 * i for i, part in enumerate(PARTS[:10])}
+            gpu |= {("verify", part): 30.0 + i for i, part in enumerate(PARTS)}
+            gpu["draft", "LM head"] += per_id * vocab
+            cycle = sum(gpu.values()) + 100 + place
+            found = _split(name, vocab, gpu_us=gpu, cycle_us=cycle)
+            splits.append(with_prediction(found, SHAPE, DEVICE, SPEC))
+    return splits
+
+
+def _page(splits, note=""):
+    machine = {"gpu": "none & <none>"}
+    return page.render(splits, machine, "a <b> & c", "6 steps", DEVICE, SHAPE.vocab, note)
+
+
+def test_text_in_the_report_is_escaped():
+    html = _page(_splits(), "x < y")
+    assert "a &lt;b&gt; &amp; c" in html
+    assert "none &amp; &lt;none&gt;" in html
+    assert "x &lt; y" in html
+
+
+def test_the_report_opens_in_a_browser_and_shows_its_charts(tmp_path):
+    program = executable()
+    if program is None:
+        pytest.skip("no Chromium: `make unit` fetches one")
+    path = tmp_path / "report.html"
+    splits = _splits()
+    path.write_text(_page(splits), encoding="utf-8")
+    with Browser(program) as browser:
+        browser.open(path)
+        charts = browser.evaluate(
+            "[...document.querySelectorAll('svg')].map(s => s.getBoundingClientRect().height)"
+        )
+        bars = browser.evaluate(
+            "[...document.querySelectorAll('svg')[0].querySelectorAll('rect.bar')]"
+            ".map(r => [r.getBoundingClientRect().width, r.textContent])"
+        )
+        points = browser.evaluate(
+            "document.querySelectorAll('svg')[2].querySelectorAll('circle').length"
+        )
+        roof = browser.evaluate(
+            "document.querySelectorAll('svg')[3].querySelectorAll('circle').length"
+        )
+        wider = browser.evaluate("document.documentElement.scrollWidth > window.innerWidth")
+        outside = browser.evaluate(
+            "[...document.querySelectorAll('svg')].flatMap(s => {"
+            "const a = s.getBoundingClientRect();"
+            "return [...s.querySelectorAll('rect,circle,text')].map(e => e.getBoundingClientRect())"
+            ".filter(b => b.left < a.left - 1 || b.right > a.right + 1 || b.top < a.top - 1"
+            " || b.bottom > a.bottom + 1)}).length"
+        )
+        assert browser.screenshot().startswith(b"\x89PNG")
+        events = browser.events
+    assert len(charts) == 4
+    assert all(height > 100 for height in charts)
+    assert len(bars) == len(splits) * (len(PARTS) + 1)
+    # A bar's pixels are its share of the time.
+    total = sum(width for width, words in bars if words.startswith("stock, V 128,256"))
+    head = next(w for w, words in bars if words.startswith("stock, V 128,256: LM head"))
+    stock = splits[5]
+    assert head / total == pytest.approx(stock.part_us("LM head") / stock.cycle_us, abs=5e-3)
+    assert points == len(splits)
+    assert roof == sum(
+        bool(work.flops and split.gpu_us.get(key))
+        for split in splits
+        for key, work in split.work.items()
+    )
+    assert not wider
+    assert outside == 0
+    problems = [e for e in events if e["method"] in ("Runtime.exceptionThrown", "Log.entryAdded")]
+    problems += [e for e in events if e["method"] == "Runtime.consoleAPICalled"]
+    assert not problems
+    asked = [e["params"]["request"]["url"] for e in events if e["method"].endswith("WillBeSent")]
+    assert [url for url in asked if not url.startswith("data:")] == [path.as_uri()]
+
+
+def _config(folder):
+    path = folder / "tiny.json"
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128}
+    path.write_text(json.dumps(sizes))
+    return str(path)
+
+
+TREE = ("--steps", "2", "--top-k", "3", "--nodes", "6", "--context", "5", "--cycles", "2")
+
+
+def test_the_command_runs_on_a_cpu_and_says_what_its_times_mean(tmp_path, capsys):
+    vocabs = ("--vocab", "32", "64", "128")
+    out = tmp_path / "out"
+    assert breakdown.main([_config(tmp_path), *TREE, *vocabs, "--out", str(out)]) == 0
+    assert breakdown.CPU_NOTE in capsys.readouterr().out
+    assert breakdown.CPU_NOTE in (out / "breakdown.html").read_text()
+    written = json.loads((out / "breakdown.json").read_text())
+    assert [row["vocab"] for row in written["splits"]] == [32, 64, 128]
+    assert set(written["fits"]) == {"eager"}
+    assert not any(row["work"] for row in written["splits"])
+
+
+def test_traces_are_kept_on_request(tmp_path):
+    out = tmp_path / "out"
+    arguments = [_config(tmp_path), *TREE, "--vocab", "64", "--out", str(out), "--keep-traces"]
+    assert breakdown.main(arguments) == 0
+    events = json.loads((out / "traces" / "eager-64.json").read_text())["traceEvents"]
+    names = {event["name"] for event in events if event.get("cat") == "user_annotation"}
+    assert {"draft/LM head", "draft/softmax", "verify/acceptance", "verify/copies"} <= names
+
+
+def _trace_file(folder, extra=""):
+    events, _ = synthetic.trace(12, True, gap=0.5, extra=extra)
+    path = folder / "t.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def test_a_servers_trace_is_split_and_merged(tmp_path, capsys):
+    out = tmp_path / "one"
+    given = f"frspec:64={_trace_file(tmp_path)}"
+    assert breakdown.main([_config(tmp_path), "--trace", given, "--out", str(out)]) == 0
+    assert "frspec, draft vocabulary 64" in capsys.readouterr().out
+    merged = ["--merge", str(out), str(out), "--out", str(tmp_path / "both")]
+    assert breakdown.main([_config(tmp_path), *merged]) == 0
+    assert "differ by more than 5%: none" in capsys.readouterr().out
+
+
+def test_parts_that_do_not_add_up_fail_the_command(tmp_path, capsys):
+    given = f"frspec:64={_trace_file(tmp_path, 'mystery_kernel')}"
+    assert breakdown.main([_config(tmp_path), "--trace", given]) == 1
+    assert "WRONG frspec, V 64: parts and idle time DO NOT ADD UP" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--keep-traces"], "give --out"),
+        (["--cycles", "0"], "must be at least 1"),
+        (["--graphs"], "--graphs needs a GPU"),
+        (["--no-eager", "--servers"], "--servers needs a GPU"),
+        (["--no-eager"], "nothing was measured"),
+        (["--trace", "frspec=x"], "write NAME:V=FILE"),
+        (["--trace", "frspec:1=missing.json"], "there is no file missing.json"),
+        (["--vocab", "4"], "--vocab 4 is smaller than --top-k 10"),
+        (["--merge", "missing"], "cannot be read"),
+    ],
+)
+def test_bad_requests_are_named(tmp_path, capsys, arguments, message, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert breakdown.main([_config(tmp_path), *arguments]) == 2
+    assert message in capsys.readouterr().err
