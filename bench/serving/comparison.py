@@ -93,8 +93,18 @@ class Comparison:
                         if fleet.servers and self._begins(workload, fleet):
                             self._measure(fleet, workload, 1)
         for workload in self._plan.workloads:
+            if not self._is_complete(workload) and workload not in self.undone:
+                self._say(f"batch {workload.batch}, context {workload.context:,}: time limit")
+                self.undone.append(workload)
             if rows := self._rows(workload):
                 yield rows
+
+    def _is_complete(self, workload: Workload) -> bool:
+        return all(
+            len(record.samples.get(workload, ())) == self._plan.alternations
+            for name, record in self._records.items()
+            if name not in self.failures
+        )
 
     def _know(self, fleet: Fleet) -> None:
         self.failures |= fleet.failures

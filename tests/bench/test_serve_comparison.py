@@ -1,0 +1,133 @@
+"""The order of starts and workloads, what is left out, and what failures leave behind."""
+
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.serving import comparison
+from bench.serving.comparison import Comparison, Plan
+from bench.serving.measure import Lengths
+from bench.serving.prompts import ChainPrompts, Workload
+from bench.serving.servers import Fleet, Server, Settings
+from bench.serving.variants import Tree, parse_variants
+from tests.bench.fake_server import fake_server
+from tests.bench.test_serve_measure import CHAIN, chain_reply
+
+SMALL, LARGE = Workload(2, 20), Workload(4, 5000)
+
+
+class Starts:
+    """Stands in for ``running``: servers that answer by the chain, but for those told to fail."""
+
+    def __init__(self, broken=(), dying=()):
+        self.names: list[list[str]] = []
+        self.broken, self.dying = broken, dying
+
+    @contextmanager
+    def __call__(self, variants, settings, say):
+        self.names.append([variant.name for variant in variants])
+        fleet = Fleet()
+        with ExitStack() as stack:
+            for variant in variants:
+                if variant.name in self.broken:
+                    fleet.failures[variant.name] = "no memory"
+                    continue
+                reply = self._dies if variant.name in self.dying else chain_reply
+                url = stack.enter_context(fake_server(reply))
+                process: Any = SimpleNamespace(
+                    url=url, log_tail=lambda: "last words", processes=lambda: []
+                )
+                fleet.servers.append(Server(variant, process, 40.0 + len(self.names), 9000))
+            yield fleet
+
+    @staticmethod
+    def _dies(path, body):
+        raise RuntimeError("illegal address")
+
+
+def compare(monkeypatch, starts, variants=("eagle", "frspec"), **changes):
+    monkeypatch.setattr(comparison, "running", starts)
+    paths = Path("t"), Path("d"), Path("m")
+    settings = Settings(
+        *paths, Tree(3, 4, 16), Path("logs"), gpu=False, backend="b", batches=(2,),
+        start_together=False, kv_tokens=0, start_seconds=1.0,
+    )  # fmt: skip
+    values: dict[str, Any] = {
+        "workloads": [SMALL],
+        "side_by_side": True,
+        "deadline": float("inf"),
+    }
+    plan = Plan(
+        run="r", shape="s", settings=settings, variants=parse_variants(variants),
+        prompts=ChainPrompts(CHAIN), lengths=Lengths(5, 17), alternations=2, profiled=[],
+        traces=Path("traces"), **values | changes,
+    )  # fmt: skip
+    said: list[str] = []
+    run = Comparison(plan, said.append)
+    return run, list(run.cases()), said
+
+
+def test_side_by_side_starts_all_once(monkeypatch):
+    starts = Starts()
+    run, [rows], said = compare(monkeypatch, starts)
+    assert starts.names == [["eagle", "frspec"]]
+    assert [(row.variant, row.alternations, row.wrong) for row in rows] == [
+        ("eagle", 2, 0),
+        ("frspec", 2, 0),
+    ]
+    assert rows[0].start_s == 41.0
+    assert rows[0].kv_tokens == 9000
+    assert any("servers between requests" in line for line in said)
+    assert run.failures == {}
+    assert run.undone == []
+
+
+def test_in_turn_starts_each_alone_every_time(monkeypatch):
+    starts = Starts()
+    _, [rows], _ = compare(monkeypatch, starts, side_by_side=False)
+    assert starts.names == [["eagle"], ["frspec"]] * 2
+    assert [(row.variant, row.alternations, len(row.ms_samples)) for row in rows] == [
+        ("eagle", 2, 2),
+        ("frspec", 2, 2),
+    ]
+    assert [row.start_s for row in rows] == [42.0, 43.0]  # medians of 41, 43 and of 42, 44
+
+
+def test_a_workload_that_does_not_fit_is_named_and_the_others_run(monkeypatch):
+    run, cases, said = compare(monkeypatch, Starts(), workloads=[LARGE, SMALL])
+    assert [(row.batch, row.context) for [row, _] in cases] == [(2, 20)]
+    assert run.undone == [LARGE]
+    assert any("batch 4, context 5,000 left out: needs 20," in line for line in said)
+
+
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_after_the_deadline_nothing_begins(monkeypatch, side_by_side):
+    before = time.monotonic() - 1
+    run, cases, _ = compare(
+        monkeypatch, Starts(), deadline=before, side_by_side=side_by_side, workloads=[SMALL]
+    )
+    assert cases == []
+    assert run.undone == [SMALL]
+
+
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_servers_that_fail_are_reported_and_the_others_go_on(monkeypatch, side_by_side):
+    starts = Starts(broken=["eagle"], dying=["x"])
+    run, [rows], _ = compare(
+        monkeypatch, starts, ("eagle", "x=eagle-map", "frspec"), side_by_side=side_by_side
+    )
+    assert [row.variant for row in rows] == ["frspec"]
+    assert run.failures == {"eagle": "no memory", "x": "last words"}
+    if not side_by_side:
+        # What has failed once is not started again.
+        assert starts.names == [["eagle"], ["x"], ["frspec"], ["frspec"]]
+
+
+def test_no_server_at_all_makes_no_rows(monkeypatch):
+    run, cases, _ = compare(monkeypatch, Starts(broken=["eagle", "frspec"]))
+    assert cases == []
+    assert set(run.failures) == {"eagle", "frspec"}
