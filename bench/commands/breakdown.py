@@ -105,6 +105,8 @@ def _run(args: argparse.Namespace) -> int:
         machine = earlier[-1]["machine"]
         splits = [from_json(row) for run in earlier for row in run["splits"]]
     else:
+        if args.trace:
+            machine["gpu"] = "the trace's GPU"
         splits += _from_traces(args, spec)
         if not args.no_eager and not args.trace:
             splits += _eager(args, shape, spec, on_gpu)
