@@ -51,6 +51,7 @@ class Starts:
 
 def compare(monkeypatch, starts, variants=("eagle", "frspec"), **changes):
     monkeypatch.setattr(comparison, "running", starts)
+    monkeypatch.setattr(Fleet, "idle_cores", lambda fleet: 0.25)
     paths = Path("t"), Path("d"), Path("m")
     settings = Settings(
         *paths, Tree(3, 4, 16), Path("logs"), gpu=False, backend="b", batches=(2,),
@@ -81,7 +82,7 @@ def test_side_by_side_starts_all_once(monkeypatch):
     ]
     assert rows[0].start_s == 41.0
     assert rows[0].kv_tokens == 9000
-    assert any("servers between requests" in line for line in said)
+    assert any("0.25 processor cores in all, GPU busy 0% of the time: idle" in s for s in said)
     assert run.failures == {}
     assert run.undone == []
 
