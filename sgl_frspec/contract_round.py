@@ -56,6 +56,27 @@ ROUND_NEEDS: tuple[Need, ...] = (
             "token_to_kv_pool_allocator",
         ),
     ),
+    # When the scheduler may change the table of slots, by release.
+    *in_module(
+        _WORKER,
+        *values("EAGLEWorkerV2", "whose event it waits for", "war_fastpath_runner"),
+        optional=True,
+    ),
+    *in_module(
+        "sglang.srt.speculative.base_spec_worker",
+        *values("BaseSpecWorker", "whose event it waits for", "last_shared_read_runner"),
+        optional=True,
+    ),
+    *in_module(
+        "sglang.srt.model_executor.model_runner",
+        *values(
+            "ModelRunner",
+            "set: the table has been read",
+            "shared_read_done_event",
+            "war_fastpath_read_done_event",
+        ),
+        optional=True,
+    ),
     *in_module(
         "sglang.srt.speculative.eagle_worker_common",
         fn(
@@ -112,6 +133,7 @@ ROUND_NEEDS: tuple[Need, ...] = (
     ),
     *in_module(
         "sglang.srt.speculative.spec_utils",
+        Need("SIMULATE_ACC_LEN", "value", "read: simulated acceptance stays SGLang's"),
         fn(
             "select_top_k_tokens",
             "called for --frspec-stock tree",

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
@@ -23,9 +22,9 @@ from sglang.srt.speculative.eagle_utils import get_draft_recurrent_hidden_state_
 from torch import Tensor
 
 from frspec_kernels.tree import Accepted, Candidates
+from sgl_frspec.round_conditions import copies_contexts_first
 from sgl_frspec.round_state import RoundBatches, RoundInputs
 from sgl_frspec.verify import accept_tree, slot_moves, tokens_at_front
-from sgl_frspec.verify_input import takes_mask_words
 
 logger = logging.getLogger(__name__)
 
@@ -56,31 +55,6 @@ class Outcome:
     hidden: Tensor
 
 
-def obstacle(draft_worker: Any, target_runner: Any) -> str | None:
-    """Why rounds cannot be captured whole on this server, or None."""
-    backends = (
-        target_runner.attn_backend,
-        draft_worker.draft_extend_attn_backend,
-        *getattr(draft_worker.draft_attn_backend, "attn_backends", []),
-    )
-    paged_tree = target_runner.page_size > 1 and draft_worker.topk > 1
-    reasons = {
-        "there are no CUDA graphs": not draft_worker.cuda_graph_runner_for_draft_extend,
-        "the draft needs a forward pass a round": draft_worker.speculative_num_steps < 2,
-        "head, tree and acceptance are not all ours": draft_worker.head is None
-        or draft_worker.builder is None
-        or not draft_worker.options.uses("accept"),
-        "the attention backend is not frspec or triton": not all(
-            isinstance(backend, TritonAttnBackend) for backend in backends
-        ),
-        "triton gives tree branches pages of their own": paged_tree
-        and not takes_mask_words(backends[0]),
-        "the model has multimodal positions": target_runner.model_config.model_is_mrope,
-        "cache canaries are on": getattr(target_runner, "canary_manager", None) is not None,
-    }
-    return next((reason for reason, present in reasons.items() if present), None)
-
-
 class RoundGraphs:
     """The captured rounds of one server."""
 
@@ -103,6 +77,9 @@ class RoundGraphs:
         self._inputs.seq_lens.fill_(self._padding)
         self._logits = target_runner.graph_shared_output.get_logits_buffer(
             target_runner.model_config.vocab_size, rows=self.sizes[-1] * self.shape.nodes
+        )
+        self._copies_contexts = copies_contexts_first(
+            target_runner.attn_backend, draft_worker.draft_extend_attn_backend
         )
         self._rounds: dict[int, CapturedRound] = {}
         self._stream = torch.cuda.Stream()
@@ -177,14 +154,14 @@ class RoundGraphs:
 
         Backends that read it later get no event: the scheduler then waits for the whole round.
         """
-        done = captured.read_done if takes_mask_words(self.target.attn_backend) else None
+        done = captured.read_done if self._copies_contexts else None
         for name in _READ_DONE:
             if hasattr(self.draft.draft_runner, name):
                 setattr(self.draft.draft_runner, name, done)
 
     def _capture(self, size: int) -> CapturedRound:
-        ours = takes_mask_words(self.target.attn_backend)
-        width = min(self.shape.steps + 1, self.shape.nodes) if ours else self.shape.nodes
+        path = min(self.shape.steps + 1, self.shape.nodes)
+        width = path if self._copies_contexts else self.shape.nodes
         batches = RoundBatches(
             self._inputs, size, self.shape, width, self.draft.draft_runner.spec_algorithm
         )

@@ -7,10 +7,12 @@ from typing import Any
 
 from sglang.srt.speculative import eagle_worker_v2
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker, EAGLEWorkerV2
+from sglang.srt.speculative.spec_utils import SIMULATE_ACC_LEN
 
 from sgl_frspec.draft_worker import FrSpecDraftWorker
 from sgl_frspec.options import read_options
-from sgl_frspec.round_graph import RoundGraphs, obstacle
+from sgl_frspec.round_conditions import obstacle
+from sgl_frspec.round_graph import RoundGraphs
 from sgl_frspec.verify import is_plain_greedy, verify_greedy
 from sgl_frspec.verify_input import TreeVerifyInput
 
@@ -65,7 +67,7 @@ class FrSpecWorker(EAGLEWorkerV2):
         if batch.forward_mode.is_idle():
             return super().verify(batch, *args, **kwargs)
         ours = self.options.uses("accept") and isinstance(batch.spec_info, TreeVerifyInput)
-        if ours and is_plain_greedy(batch):
+        if ours and SIMULATE_ACC_LEN <= 0 and is_plain_greedy(batch):
             allocator: Any = self.token_to_kv_pool_allocator
             result: Any = verify_greedy(
                 batch, self.target_worker, self.req_to_token_pool, allocator.get_kvcache()

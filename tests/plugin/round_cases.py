@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 from prometheus_client import generate_latest
+from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.layers.layernorm import GemmaRMSNorm, RMSNorm
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from frspec_kernels import tree_args
@@ -19,7 +21,8 @@ from sgl_frspec.draft_head import DraftHead, reduced_topk_cpu
 from sgl_frspec.draft_tree import KernelGrowth, StockGrowth
 from sgl_frspec.map_fit import Counters, MapFit, prometheus_counters
 from sgl_frspec.norms import is_plain, takes
-from sgl_frspec.options import ENVIRONMENT_VARIABLE, OptionError
+from sgl_frspec.options import ENVIRONMENT_VARIABLE, OptionError, Options
+from sgl_frspec.round_conditions import copies_contexts_first, obstacle
 from sgl_frspec.round_graph import path_rows
 from sgl_frspec.round_state import RoundBatches, RoundInputs
 from sgl_frspec.verify import is_plain_greedy, rows_at_front, tokens_at_front
@@ -312,3 +315,63 @@ def test_limits_of_the_tree_are_the_kernels():
     assert algorithm.MAX_STEPS == tree_args.MAX_STEPS
     assert algorithm.MAX_TOP_K == tree_args.MAX_TOP_K
     assert algorithm.MAX_NODES == tree_args.MAX_NODES
+
+
+def phases(**changes: Any) -> tuple[Any, Any]:
+    """A draft worker and a target's runner whose rounds can be captured, but for ``changes``."""
+    backend = object.__new__(TritonAttnBackend)
+    pool = object.__new__(MHATokenToKVPool)
+    target = {"attn_backend": backend, "page_size": 1, "token_to_kv_pool": pool, "mrope": False}
+    draft = {
+        "draft_extend_attn_backend": backend,
+        "draft_attn_backend": SimpleNamespace(attn_backends=[backend]),
+        "cuda_graph_runner_for_draft_extend": object(),
+        "speculative_num_steps": 3,
+        "topk": 4,
+        "head": object(),
+        "builder": object(),
+        "stock": (),
+    }
+    target |= {name: value for name, value in changes.items() if name in target}
+    draft |= {name: value for name, value in changes.items() if name in draft}
+    target["model_config"] = SimpleNamespace(model_is_mrope=target.pop("mrope"))
+    draft["options"] = Options(stock=draft.pop("stock"))
+    draft["draft_runner"] = SimpleNamespace(token_to_kv_pool=pool)
+    return SimpleNamespace(**draft), SimpleNamespace(**target)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"cuda_graph_runner_for_draft_extend": None}, "no CUDA graphs"),
+        ({"speculative_num_steps": 1}, "forward pass"),
+        ({"head": None}, "not all ours"),
+        ({"builder": None}, "not all ours"),
+        ({"stock": ("accept",)}, "not all ours"),
+        ({"attn_backend": SimpleNamespace()}, "not frspec or triton"),
+        ({"draft_attn_backend": SimpleNamespace(attn_backends=[object()])}, "not frspec or triton"),
+        ({"page_size": 16}, "pages of their own"),
+        ({"token_to_kv_pool": object()}, "plain one"),
+        ({"mrope": True}, "multimodal"),
+    ],
+)
+def test_rounds_that_cannot_be_captured_say_why(changes, words):
+    assert obstacle(*phases()) is None
+    assert words in (obstacle(*phases(**changes)) or "")
+
+
+def test_chains_on_pages_and_our_backend_on_pages_can_be_captured():
+    assert obstacle(*phases(page_size=16, topk=1)) is None
+    ours = object.__new__(TritonAttnBackend)
+    ours.mask_words = None  # pyright: ignore[reportAttributeAccessIssue]
+    assert obstacle(*phases(page_size=16, attn_backend=ours)) is None
+
+
+def test_table_of_slots_is_free_early_only_if_the_draft_has_copied_the_contexts():
+    def backend(copies: bool, drafted: bool) -> Any:
+        shared = SimpleNamespace(draft_decode_copies=drafted)
+        return SimpleNamespace(mask_words=None, copies_contexts=copies, shared=shared)
+
+    assert copies_contexts_first(backend(True, True), backend(True, True))
+    for other in (backend(True, False), backend(False, True), SimpleNamespace()):
+        assert not copies_contexts_first(backend(True, True), other)
