@@ -4,11 +4,17 @@ import gzip
 import json
 
 import pytest
+import torch
 
+from bench.breakdown import server_run
 from bench.breakdown.parts import UNKNOWN
 from bench.breakdown.server_kernels import kind, label
 from bench.breakdown.server_trace import TraceError, read_events, split
 from bench.breakdown.timeline import busy
+from bench.serving.chain import make_chain
+from bench.serving.chain_model import ChainModel
+from bench.serving.variants import Tree
+from sgl_frspec.explain import Speculation, read_model_shape
 from tests.bench import breakdown_traces as synthetic
 
 
@@ -139,3 +145,41 @@ def test_a_file_that_is_no_trace_is_named(tmp_path, name):
     (tmp_path / name).write_text("{}")
     with pytest.raises(TraceError, match="is no torch profiler trace"):
         read_events(tmp_path / name)
+
+
+def test_servers_of_every_map_size_and_the_shape_they_serve(tmp_path):
+    model = ChainModel(tmp_path, tmp_path, tmp_path / "map.pt", make_chain(2048, 1024, 0.8))
+    torch.save(list(range(500, 0, -1)), model.token_map)
+    sizes = server_run.variants(model, tmp_path, [100, 400])
+    named = {variant.name: size for variant, size in sizes.items()}
+    assert named == {
+        "stock": None,
+        "stock-map-100": 100,
+        "frspec-100": 100,
+        "stock-map-400": 400,
+        "frspec-400": 400,
+    }
+    ours = next(variant for variant in sizes if variant.name == "frspec-100")
+    assert ours.backend == "frspec"
+    flags = ours.speculative_flags(tmp_path, tmp_path, Tree(2, 3, 6)) + list(ours.flags)
+    last = len(flags) - 1 - flags[::-1].index("--speculative-token-map")
+    assert torch.load(flags[last + 1], weights_only=True) == list(range(500, 400, -1))
+    shape = server_run.serving_shape("x", read_model_shape("llama-3-8b"), 400)
+    assert (shape.vocab, shape.hidden, shape.layers, shape.hot) == (128_256, 4096, 32, 400)
+
+
+def test_maps_of_the_whole_vocabulary_are_refused(tmp_path):
+    shape = read_model_shape("llama-2-7b")
+    with pytest.raises(ValueError, match="give sizes below 32000 tokens"):
+        server_run.measure(
+            "x",
+            shape,
+            Speculation(draft_vocab=100),
+            [32000],
+            backend="triton",
+            model_folder=tmp_path,
+            out=tmp_path,
+            start_seconds=1.0,
+            keep_traces=False,
+            say=print,
+        )
