@@ -60,7 +60,6 @@ class FrSpecAttentionBackend(TritonAttnBackend):
         self.depths: Tensor | None = None
         self.verifies = bool(self.num_draft_tokens) and not (self.is_draft_runner or skip_prefill)
         if self.verifies:
-            self.shared.verify_copies |= self.copies_contexts
             self._verify_mask = self._byte_mask(self.req_to_token.shape[0])
         self._extend_widths: dict[int, int] = {}
 
@@ -87,10 +86,13 @@ class FrSpecAttentionBackend(TritonAttnBackend):
             super().init_forward_metadata(forward_batch)
             return
         if self.copies_contexts:
-            tail = 0 if forward_batch.forward_mode.is_target_verify() else tree.max_nodes
+            verify = forward_batch.forward_mode.is_target_verify()
             contexts = self.shared.copy(
-                forward_batch.req_pool_indices, forward_batch.seq_lens, tail=tail
+                forward_batch.req_pool_indices,
+                forward_batch.seq_lens,
+                tail=0 if verify else tree.max_nodes,
             )
+            self.shared.verify_copies |= verify
             self.tree_pass = TreePass(tree, contexts, contexts)
             return
         with without_mask(forward_batch):
@@ -106,11 +108,13 @@ class FrSpecAttentionBackend(TritonAttnBackend):
     ) -> None:
         """Memory for the passes in CUDA graphs; SGLang's own buffers only where they are used."""
         self.shared.reserve(max_bs)
+        mask = self._verify_mask
         if not (self.copies_contexts and self.num_draft_tokens):
             super().init_cuda_graph_state(
                 max_bs, max_num_tokens, kv_indices_buf, cuda_graph_num_kv_splits_buf
             )
         if self.verifies:
+            self._verify_mask = mask  # SGLang has put one over whole contexts in its place
             nodes = self.num_draft_tokens
             rows, words = max_bs * nodes, -(-nodes // 32)
             self.mask_words = torch.zeros(rows, words, dtype=torch.int32, device=self.device)
@@ -149,6 +153,7 @@ class FrSpecAttentionBackend(TritonAttnBackend):
         batch = forward_batch.batch_size
         if self.copies_contexts and not self._copied_earlier():
             self.shared.copy(forward_batch.req_pool_indices, forward_batch.seq_lens)
+            self.shared.verify_copies = True
         if self.has_windows and self.depths is not None:
             positions = forward_batch.positions.view(batch, -1)
             torch.sub(

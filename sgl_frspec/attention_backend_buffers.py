@@ -42,7 +42,8 @@ class SharedBuffers:
 
     def __init__(self, req_to_token: Tensor) -> None:
         self.req_to_token = req_to_token
-        # Which phases copy the contexts each round; those after them need not.
+        # Which phases copy the contexts each round; those after them need not. A backend may exist
+        # without verifying (another one does), so verification says so when it first copies.
         self.draft_decode_copies = False
         self.verify_copies = False
         self.max_batch = 0

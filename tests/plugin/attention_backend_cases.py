@@ -153,15 +153,22 @@ def test_other_caches_use_sglangs_lists_of_slots():
     assert not backend.copies_contexts
     backend.init_cuda_graph_state(2, 2 * NODES)
     visible, seen, depths = verify_problem(server, random_trees(2))
-    batch = verify_batch(server, seen, depths, "bits")
     q, k, v = (t.view(2 * NODES, -1, DIM) for t in map(torch.clone, server.tokens(2 * NODES)))
-    backend.init_forward_metadata_out_graph(batch, in_capture=True)
-    backend.init_forward_metadata_out_graph(batch)
-    backend.init_forward_metadata_in_graph(batch)
-    assert batch.spec_info.custom_mask is not None
-    out = backend.forward_extend(q, k, v, server.layer(window=17), batch)
-    verdict = verdict_of(out, server, (q, k, v), visible, window=17)
-    assert verdict.ok, verdict.why
+    layer = server.layer(window=17)
+    for kind in ("bits", "bytes where SGLang writes them"):
+        batch = verify_batch(server, seen, depths, kind.split()[0])
+        backend.init_forward_metadata_out_graph(batch, in_capture=True)
+        if kind != "bits":
+            assert backend.verify_mask is not None
+            assert backend.verify_mask.mode == TreeMaskMode.QLEN_ONLY
+            backend.verify_mask.buffer[: seen.numel()] = seen.flatten()
+            batch.spec_info.custom_mask = backend.verify_mask.buffer
+        backend.init_forward_metadata_out_graph(batch)
+        backend.init_forward_metadata_in_graph(batch)
+        assert batch.spec_info.custom_mask is not None
+        out = backend.forward_extend(q, k, v, layer, batch)
+        verdict = verdict_of(out, server, (q, k, v), visible, window=17)
+        assert verdict.ok, (kind, verdict.why)
 
 
 def test_layers_that_share_keys_read_them_from_the_cache():
