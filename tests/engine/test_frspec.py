@@ -1,5 +1,7 @@
 """FRSPEC in the real engine: right tokens, the accept lengths that follow from the map."""
 
+import json
+
 import pytest
 import torch
 
@@ -34,6 +36,17 @@ def test_known_tokens_and_known_cycles(run_engine, tmp_path, top_k, nodes):
     chain = make_chain_model(tmp_path, hot_share=0.7, tied=tied, seed=top_k)
     prompts = prompts_at(chain, [0, 50, 150, 250, 400])
     [answers] = run_engine(chain, [prompts], TOKENS, **frspec(chain, 3, top_k, nodes))
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer["ids"] == chain.continuation(prompt[-1], TOKENS)
+        assert answer["cycles"] == len(chain.cycle_lengths(prompt[-1], TOKENS, 3))
+
+
+@pytest.mark.parametrize("stock", [["head", "accept"], ["tree"]], ids=",".join)
+def test_pieces_left_to_sglang_change_nothing(run_engine, tmp_path, monkeypatch, stock):
+    monkeypatch.setenv("FRSPEC_CONFIG", json.dumps({"stock": stock}))
+    chain = make_chain_model(tmp_path, hot_share=0.7, seed=len(stock))
+    prompts = prompts_at(chain, [0, 50, 150, 250, 400])
+    [answers] = run_engine(chain, [prompts], TOKENS, **frspec(chain, 3, 3, 10))
     for prompt, answer in zip(prompts, answers, strict=True):
         assert answer["ids"] == chain.continuation(prompt[-1], TOKENS)
         assert answer["cycles"] == len(chain.cycle_lengths(prompt[-1], TOKENS, 3))
