@@ -25,6 +25,7 @@ from frspec_kernels.split_merge import (
 )
 from frspec_kernels.tree_attention_loads import (
     capped,
+    in_registers,
     load_either,
     load_rows,
     page_slots,
@@ -197,6 +198,10 @@ def tree_attention_kernel(
             rows_n = rows_n.to(tl.int64)
         else:
             rows_n = (key_start + start + offs_n).to(tl.int64)
+        k = load_either(
+            in_tree, kt_head_ptr, k_head_ptr, rows_n, stride_kt_row, stride_k_slot, offs_d, mask_n,
+            D, q.dtype,
+        )  # fmt: skip
         words = tl.where(in_tree, mask_words, 0)
         visible, seen_n = tree_visible(mask_row_ptr, mask_m, start, words, BLOCK_N)
         visible = tl.where(in_tree, visible, True) & mask_n[None, :]
@@ -210,10 +215,6 @@ def tree_attention_kernel(
             ).to(tl.int32)
             key_depth = tl.where(in_tree, key_depth, start + offs_n - length)
             visible = visible & (depth[:, None] - key_depth[None, :] <= WINDOW_LEFT)
-        k = load_either(
-            in_tree, kt_head_ptr, k_head_ptr, rows_n, stride_kt_row, stride_k_slot, offs_d, mask_n,
-            D, q.dtype,
-        )  # fmt: skip
         v = load_either(
             in_tree, vt_head_ptr, v_head_ptr, rows_n, stride_vt_row, stride_v_slot, offs_dv, seen_n,
             DV, q.dtype,
@@ -222,11 +223,11 @@ def tree_attention_kernel(
         if not TREE_IN_CACHE:
             tile_scale = sm_scale * tl.where(in_tree, 1.0, k_scale)
             v_factor = tl.where(in_tree, 1.0 / v_scale, 1.0)
-        scores, scale = capped(tl.dot(q, tl.trans(k)), tile_scale, logit_cap, HAS_CAP)
+        scores, scale = capped(tl.dot(q, tl.trans(in_registers(k))), tile_scale, logit_cap, HAS_CAP)
         scores = tl.where(visible, scores, float("-inf"))
         weights, alpha, m_i, l_i = softmax_weights(scores, scale, m_i, l_i, True)
         p = (weights * v_factor).to(q.dtype)
-        acc = tl.dot(p, v, acc * alpha[:, None])
+        acc = tl.dot(p, in_registers(v), acc * alpha[:, None])
 
     # Rows' addresses kept from above would fill registers in the loops. They are computed again,
     # from a value that the compiler cannot know to be the same.

@@ -39,6 +39,18 @@ def load_either(
 
 
 @triton.jit
+def in_registers(values):
+    """The same 16-bit values, which the compiler copies to shared memory where they are used next.
+
+    It copies what comes straight from a load at once, and waits for it before the next load. Rows
+    of more than 128 values are left so: they would spill.
+    """
+    if values.shape[1] > 128:
+        return values
+    return values.to(tl.int16, bitcast=True).to(values.dtype, bitcast=True)
+
+
+@triton.jit
 def page_slots(indices_ptr, offs, mask_n, PAGE_SIZE: tl.constexpr):
     """Cache slots of the tokens ``offs`` of one request."""
     if PAGE_SIZE == 1:
