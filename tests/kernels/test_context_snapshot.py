@@ -1,5 +1,7 @@
 """Snapshots of contexts and packed masks, against PyTorch; what must not be touched is not."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -79,7 +81,7 @@ def matrix(*shape, dtype=torch.int32):
     return torch.zeros(*shape, dtype=dtype, device=DEVICE)
 
 
-WRONG = {
+WRONG: dict[str, dict[str, Any]] = {
     "rows is int32 or int64": {"rows": matrix(2, dtype=torch.float32)},
     "slots and lengths are int32": {"slots": matrix(2, 8, dtype=torch.int64)},
     "contiguous rows": {"table": matrix(8, 4).T},
@@ -91,7 +93,7 @@ WRONG = {
 
 @pytest.mark.parametrize("message", WRONG)
 def test_wrong_arguments_are_named(message):
-    good: dict = {
+    good: dict[str, Any] = {
         "table": matrix(4, 8),
         "rows": matrix(2),
         "seq_lens": matrix(2),
