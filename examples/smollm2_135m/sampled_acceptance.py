@@ -66,14 +66,20 @@ def sampled_replies(model: Any, tokenizer: Any, count: int, seed: int) -> list[D
     torch.manual_seed(seed)
     contexts = [(p, chat_ids(tokenizer, p.text)) for p in eval_prompts()]
     contexts = [(p, ids) for p, ids in contexts if len(ids) <= LONGEST_CONTEXT][:count]
-    documents = []
-    for prompt, ids in contexts:
-        tokens = model.generate(
-            torch.tensor([ids], device=model.device),
-            do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=REPLY_TOKENS,
-        )[0].tolist()  # fmt: skip
-        documents.append(Document(tokens, len(ids), prompt.domain, True))
-    return [document for document in documents if len(document.reply) > 2]
+    longest = max(len(ids) for _, ids in contexts)
+    end = model.config.eos_token_id
+    rows = torch.tensor([[end] * (longest - len(ids)) + ids for _, ids in contexts])
+    mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for _, ids in contexts])
+    written = model.generate(
+        rows.to(model.device), attention_mask=mask.to(model.device), pad_token_id=end,
+        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=REPLY_TOKENS,
+    )[:, longest:].tolist()  # fmt: skip
+    replies = [row[: row.index(end) + 1] if end in row else row for row in written]
+    return [
+        Document(ids + reply, len(ids), prompt.domain, True)
+        for (prompt, ids), reply in zip(contexts, replies, strict=True)
+        if len(reply) > 2
+    ]
 
 
 @torch.no_grad()
