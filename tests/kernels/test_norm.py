@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -59,6 +60,16 @@ def test_gemma_scales_by_one_plus_weight(dtype, device):
     weight = torch.randint(-4, 5, (96,), device=device).to(dtype) / 4  # 1 + weight is exact
     out = norm.rms_norm(x, weight, EPS, gemma=True)
     _assert_rms_norm(out, x, weight, gemma=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_gemma_adds_one_in_float32(dtype, device):
+    """1 + weight has more bits than the weight's type; fp32 rows show what is lost of them."""
+    x = _rows(2, 96, torch.float32, device)
+    weight = (torch.arange(96, device=device) / 4096).to(dtype)
+    out = norm.rms_norm(x, weight, EPS, gemma=True)
+    truth = norm.rms_norm_reference(x.double(), weight.double(), EPS, gemma=True)
+    torch.testing.assert_close(out.double(), truth, rtol=1e-6, atol=0)
 
 
 def test_strided_rows_leave_the_gaps_alone(device):
@@ -143,9 +154,10 @@ def test_add_rms_norm_normalises_the_sum_before_its_rounding(device):
     weight = torch.ones(2, device=device) * 1e3
     out = x.float()
     norm.add_rms_norm(out, residual, weight, 0.0)
-    exact = (256 + x[0, 0].double()) / math.sqrt((256 + x[0, 0].double()) ** 2 / 2 + 2)
+    first = 256 + x[0, 0].item()
     assert residual.tolist() == [[256.0, 2.0]]
-    assert out[0, 0].item() / 1e3 == pytest.approx(exact.item(), rel=1e-6)
+    exact = [first, 2.0] / np.sqrt(first**2 / 2 + 2)  # the rounded sum's 2 is 0.4% larger
+    assert (out[0] / 1e3).tolist() == pytest.approx(exact.tolist(), rel=1e-6)
 
 
 @pytest.mark.parametrize("id_dtype", [torch.int64, torch.int32], ids=str)
@@ -200,6 +212,8 @@ def test_references_agree_with_pytorch():
         ({"weight": torch.ones(8, dtype=torch.float64)}, TypeError, "float64"),
         ({"weight": torch.ones(8, device="meta")}, ValueError, "meta"),
         ({"out": torch.ones(3, 8)}, ValueError, r"\(3, 8\)"),
+        ({"out": torch.ones(1, 8).expand(2, 8)}, ValueError, "rows of out share memory"),
+        ({"config": norm.LaunchConfig(4, 1)}, ValueError, "config.block is 4, a row has 8"),
     ],
 )
 def test_rms_norm_refuses(change, error, message):
@@ -213,6 +227,11 @@ def test_add_rms_norm_refuses_another_number_of_rows():
         norm.add_rms_norm(torch.ones(2, 8), torch.ones(3, 8), torch.ones(8), EPS)
 
 
+def test_add_rms_norm_refuses_rows_that_overlap():
+    with pytest.raises(ValueError, match="rows of residual share memory"):
+        norm.add_rms_norm(torch.ones(2, 8), torch.ones(1, 8).expand(2, 8), torch.ones(8), EPS)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -220,6 +239,7 @@ def test_add_rms_norm_refuses_another_number_of_rows():
         ({"token_ids": torch.zeros(3, dtype=torch.int64)}, ValueError, "token_ids"),
         ({"token_ids": torch.zeros(2, dtype=torch.int64, device="meta")}, ValueError, "meta"),
         ({"embedding": torch.ones(5, 9)}, ValueError, "embedding"),
+        ({"embedding": torch.ones(0, 8)}, ValueError, "embedding has no rows"),
         ({"embed_weight": torch.ones(9)}, ValueError, "embed_weight"),
         ({"hidden_weight": torch.ones(9)}, ValueError, "hidden_weight"),
         ({"out": torch.ones(2, 8)}, ValueError, "out"),

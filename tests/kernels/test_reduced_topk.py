@@ -11,7 +11,6 @@ from frspec_kernels.reduced_topk import (
     FinalNorm,
     LaunchConfig,
     TopK,
-    Workspace,
     allocate_output,
     allocate_workspace,
     merge_shards,
@@ -434,6 +433,10 @@ def ones(*shape, dtype=FP16):
     return torch.ones(*shape, dtype=dtype, device=DEVICE)
 
 
+def scratch(**replaced):
+    return allocate_workspace(2, 20, 8, dtype=FP16, device=DEVICE)._replace(**replaced)
+
+
 @pytest.mark.parametrize(
     ("error", "message", "arguments", "options"),
     [
@@ -492,7 +495,62 @@ def ones(*shape, dtype=FP16):
             ValueError,
             "workspace.scores holds 3",
             lambda: (ones(1, 8), ones(20, 8), 5),
-            {"workspace": lambda: Workspace(ones(3), ones(99), ones(1, 8))},
+            {"workspace": lambda: scratch(scores=torch.empty(3, device=DEVICE))},
+        ),
+        (
+            TypeError,
+            "workspace.scores is torch.float16",
+            lambda: (ones(1, 8), ones(20, 8), 5),
+            {"workspace": lambda: scratch(scores=ones(999))},
+        ),
+        (
+            TypeError,
+            "workspace.bests is torch.int32",
+            lambda: (ones(1, 8), ones(20, 8), 5),
+            {"workspace": lambda: scratch(bests=ones(999, dtype=torch.int32))},
+        ),
+        (
+            ValueError,
+            r"workspace.bests has strides \(2,\)",
+            lambda: (ones(1, 8), ones(20, 8), 5),
+            {"workspace": lambda: scratch(bests=ones(999, dtype=torch.int64)[::2])},
+        ),
+        (
+            TypeError,
+            "workspace.normed is torch.bfloat16",
+            lambda: (ones(1, 8), ones(20, 8), 5),
+            {
+                "norm": lambda: FinalNorm(ones(8), 1e-5),
+                "workspace": lambda: scratch(normed=ones(1, 8, dtype=torch.bfloat16)),
+            },
+        ),
+        (
+            ValueError,
+            r"workspace.normed has strides \(12, 1\)",
+            lambda: (ones(2, 8), ones(20, 8), 5),
+            {
+                "norm": lambda: FinalNorm(ones(8), 1e-5),
+                "workspace": lambda: scratch(normed=ones(2, 12)[:, :8]),
+            },
+        ),
+        (ValueError, "head is on meta", lambda: (ones(1, 8), ones(20, 8).to("meta"), 2), {}),
+        (
+            ValueError,
+            "norm.residual is on meta",
+            lambda: (ones(1, 8), ones(20, 8), 2),
+            {"norm": lambda: FinalNorm(ones(8), 1e-5, ones(1, 8).to("meta"))},
+        ),
+        (
+            ValueError,
+            "out.probs is on meta",
+            lambda: (ones(1, 8), ones(20, 8), 2),
+            {"out": lambda: allocate_output(1, 2, "meta")},
+        ),
+        (
+            ValueError,
+            "workspace.scores is on meta",
+            lambda: (ones(1, 8), ones(20, 8), 2),
+            {"workspace": lambda: allocate_workspace(1, 20, 8, dtype=FP16, device="meta")},
         ),
     ],
 )
@@ -506,6 +564,9 @@ def test_bad_shard_states():
         merge_shards(torch.zeros(2, 5, dtype=torch.int64, device=DEVICE))
     with pytest.raises(TypeError, match="states"):
         merge_shards(torch.zeros(2, 1, 5, device=DEVICE))
+    state = torch.zeros(2, 12, dtype=torch.int64, device=DEVICE)[:, :5]
+    with pytest.raises(ValueError, match=r"out has strides \(12, 1\)"):
+        reduced_vocab_topk_shard(ones(2, 8), ones(20, 8), 4, out=state)
 
 
 @pytest.mark.gpu

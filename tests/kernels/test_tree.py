@@ -243,6 +243,29 @@ def test_nothing_for_no_requests():
     _, _, candidates, out, _ = built(shape, 0, 1, device=DEVICE)
     assert candidates.scores.shape == (0, 6)
     assert out.tokens.shape == (0, 4)
+    probs, tokens = random_round(shape, 0, 0, device=DEVICE)
+    hidden = torch.empty(0, 8, device=DEVICE)
+    beams = tree.grow_tree(candidates, shape, 0, probs[0], tokens[0], hidden=hidden)
+    assert beams is not None
+    assert beams.hidden is not None
+    assert beams.hidden.shape == (0, 8)
+
+
+def test_full_masks_of_more_requests_than_one_block_of_lengths():
+    """A request's rows begin after all rows before it; 128 lengths are summed at a time."""
+    shape, batch = TreeShape(1, 1, 2), 131
+    candidates = tree.Candidates(
+        torch.ones(batch, 1, device=DEVICE),
+        torch.zeros(batch, 1, dtype=torch.int64, device=DEVICE),
+        torch.full((batch, 1), -1, dtype=torch.int64, device=DEVICE),
+    )
+    lens = torch.arange(batch, device=DEVICE) % 5 + 1
+    full = torch.full((2 * (int(lens.sum()) + 2 * batch),), 7, dtype=torch.uint8, device=DEVICE)
+    tree.build_tree(candidates, shape, lens, lens, full_mask=full)
+    expected = [
+        n for length in lens.tolist() for n in [7] * length + [1, 0] + [7] * length + [1, 1]
+    ]
+    assert full.tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -278,11 +301,18 @@ def test_misfits_are_refused():
     shared = beams._replace(hidden=hidden)
     with pytest.raises(ValueError, match="share memory"):
         tree.grow_tree(candidates, shape, 0, probs[0], tokens[0], hidden=hidden[:2], out=shared)
+    strided = beams._replace(hidden=torch.zeros(8, 4, device=DEVICE).T)
+    with pytest.raises(ValueError, match=r"strides \[1, 4\]"):
+        tree.grow_tree(candidates, shape, 0, probs[0], tokens[0], hidden=hidden[:2], out=strided)
+    with pytest.raises(ValueError, match=r"token_ids is on meta"):
+        tree.grow_tree(candidates, shape, 0, probs[0], tokens[0].to("meta"))
     with pytest.raises(ValueError, match=r"hidden is \[2, H\]"):
         tree.grow_tree(candidates, shape, 0, probs[0], tokens[0], hidden=hidden, out=beams)
     lens = torch.ones(2, dtype=torch.int64, device=DEVICE)
     with pytest.raises(ValueError, match="seq_lens"):
         tree.build_tree(candidates, shape, lens, lens[:1])
+    with pytest.raises(ValueError, match="seq_lens is on meta"):
+        tree.build_tree(candidates, shape, lens, lens.to("meta"))
     mask = torch.zeros(7, dtype=torch.bool, device=DEVICE)
     with pytest.raises(ValueError, match="at least 32"):
         tree.build_tree(candidates, shape, lens, lens, draft_mask=mask)

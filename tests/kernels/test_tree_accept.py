@@ -115,6 +115,21 @@ def test_logits_give_their_argmax(dtype, vocab):
     assert_same(accept(shape, out, logits, lens, argmax_keys=keys), got)
 
 
+def test_every_block_of_a_long_vocabulary_is_read():
+    """Past 131,072 logits a program reads more than one block of them."""
+    vocab = 144_016
+    bests = [0, 4095, 4096, 8191, 8192, 139_264, 143_360, vocab - 1]
+    logits = torch.full((len(bests), vocab), -3.0, device=DEVICE)
+    logits[range(len(bests)), bests] = 2.0
+    logits[1, 4096] = 2.0  # equal, in the next block of the same program
+    nodes = torch.zeros(1, len(bests), dtype=torch.int64, device=DEVICE)
+    parents = torch.arange(-1, len(bests) - 1, dtype=torch.int32, device=DEVICE)[None]
+    nodes[0, 1:] = torch.tensor(bests[:-1], device=DEVICE)
+    lens = torch.tensor([10], device=DEVICE)
+    got = tree.accept_greedy(nodes, parents, logits, lens, len(bests))
+    assert got.path_tokens.tolist() == [bests]
+
+
 def test_equal_logits_give_the_smallest_id_and_nan_wins():
     inf, nan = float("inf"), float("nan")
     logits = torch.full((4, 9001), -3.0, device=DEVICE)
@@ -155,6 +170,14 @@ def test_misfits_are_refused():
     lens = torch.ones(2, dtype=torch.int64, device=DEVICE)
     with pytest.raises(ValueError, match=r"logits are \[6, V\]"):
         tree.accept_greedy(tokens, parents, torch.zeros(5, 9, device=DEVICE), lens, 2)
+    for other in (torch.float64, torch.float8_e4m3fn):
+        logits = torch.zeros(6, 9, device=DEVICE).to(other)
+        with pytest.raises(TypeError, match=r"float32, bf16 or fp16, got torch\.float"):
+            tree.accept_greedy(tokens, parents, logits, lens, 2)
+    with pytest.raises(ValueError, match="target is on meta"):
+        tree.accept_greedy(tokens, parents, torch.zeros(6, 9, device="meta"), lens, 2)
+    with pytest.raises(ValueError, match="N >= 1"):
+        tree.accept_greedy(tokens[:, :0], parents[:, :0], tokens[:, :0], lens, 2)
     with pytest.raises(TypeError, match=r"target is torch\.int64"):
         tree.accept_greedy(tokens, parents, parents, lens, 2)
     with pytest.raises(TypeError, match=r"parents is torch\.int32"):

@@ -20,7 +20,14 @@ import torch
 from torch import Tensor
 
 from . import norm_kernels as kernels
-from .norm_args import check_rows, check_token_ids, check_weight, width_of
+from .norm_args import (
+    check_block,
+    check_rows,
+    check_token_ids,
+    check_weight,
+    check_written,
+    width_of,
+)
 from .norm_launch import LaunchConfig, compile_specs, launch_config
 from .pdl import pdl_options
 
@@ -98,8 +105,10 @@ def rms_norm(
     if out is None:
         out = x.new_empty(rows, width)
     check_rows("out", out, rows, width, x.device)
+    check_written("out", out)
     if rows:
         block, num_warps = config or launch_config(rows, width)
+        check_block(block, width)
         kernels.rms_norm_kernel[(rows,)](
             x, weight, out, x.stride(0), out.stride(0), width, eps,
             GEMMA=gemma, BLOCK=block, num_warps=num_warps, **pdl_options(x.device),
@@ -131,8 +140,11 @@ def add_rms_norm(
     check_rows("x", x, rows, width, x.device)
     check_rows("residual", residual, rows, width, x.device)
     check_weight("weight", weight, width, x.device)
+    check_written("x", x)
+    check_written("residual", residual)
     if rows:
         block, num_warps = config or launch_config(rows, width)
+        check_block(block, width)
         kernels.add_rms_norm_kernel[(rows,)](
             x, residual, weight, x.stride(0), residual.stride(0), width, eps,
             GEMMA=gemma, BLOCK=block, num_warps=num_warps, **pdl_options(x.device),
@@ -178,8 +190,12 @@ def dual_norm_concat(
     if out is None:
         out = hidden.new_empty(rows, 2 * width)
     check_rows("out", out, rows, 2 * width, device)
+    check_written("out", out)
+    if rows and not embedding.shape[0]:
+        raise ValueError("embedding has no rows; it needs at least one")
     if rows:
         block, num_warps = config or launch_config(2 * rows, width)
+        check_block(block, width)
         kernels.dual_norm_concat_kernel[(rows, 2)](
             token_ids, embedding, hidden, embed_weight, hidden_weight, out,
             embedding.stride(0), hidden.stride(0), out.stride(0), embedding.shape[0], width, eps,

@@ -24,6 +24,18 @@ def check_rows(name: str, x: Tensor, rows: int, width: int, device: torch.device
         raise ValueError(f"a row of {name} must be contiguous; its strides are {x.stride()}")
 
 
+def check_written(name: str, x: Tensor) -> None:
+    """The rows of ``x``, which a kernel writes in any order, do not overlap."""
+    if x.shape[0] > 1 and x.stride(0) < x.shape[1]:
+        raise ValueError(f"rows of {name} share memory: strides {x.stride()}; give it its own rows")
+
+
+def check_block(block: int, width: int) -> None:
+    """A launch configuration's ``block`` holds a row."""
+    if block < width:
+        raise ValueError(f"config.block is {block}, a row has {width} elements; give at least that")
+
+
 def check_weight(name: str, weight: Tensor, width: int, device: torch.device) -> None:
     """``weight`` is [width], contiguous."""
     _check_type(name, weight, device)

@@ -28,9 +28,11 @@ from frspec_kernels.reduced_topk_args import (
     TopK,
     Workspace,
     allocate_output,
+    check_device,
     check_inputs,
     check_output,
     check_tensor,
+    check_workspace,
 )
 from frspec_kernels.reduced_topk_launch import (
     LaunchConfig,
@@ -168,8 +170,8 @@ def reduced_vocab_topk(
         head: [V, H] in hidden's type, fp8-e4m3 (NVIDIA, sm_89 and later) or int8; rows may be
             strided. With ``row_ids``, the full head [·, H].
         k: 1 to 64, at most V.
-        token_map: [V] distinct token ids of the head's rows. Without it a row's id is its
-            ``row_ids`` entry, or its number.
+        token_map: [V] distinct token ids of the head's rows, in [0, 2³¹); the values are not
+            checked. Without it a row's id is its ``row_ids`` entry, or its number.
         head_scale: [V] float32, with an fp8 or int8 head: the factor of each row.
         row_ids: [V] rows of ``head`` to use: no copy of the reduced head is needed.
         temperature: [B] float32, greater than 0: divides a row's logits.
@@ -183,15 +185,15 @@ def reduced_vocab_topk(
         Probabilities in descending order, their token ids, and the log-sum-exp of each row.
 
     Raises:
-        ValueError: a shape, a stride, ``k`` or a scratch size does not fit.
+        ValueError: a shape, a stride, a device, ``k`` or a scratch size does not fit.
         TypeError: a type is not supported.
     """
     inputs = HeadInputs(hidden, head, token_map, head_scale, row_ids, temperature, norm)
     check_inputs(inputs, k)
     out = out or allocate_output(inputs.rows, k, hidden.device)
-    check_output(out, inputs.rows, k)
+    check_output(out, inputs.rows, k, hidden.device)
     if inputs.rows:
-        slices = run_slices(inputs, k, workspace or _scratch(inputs, config), config)
+        slices = run_slices(inputs, k, _scratch(inputs, workspace, config), config)
         run_slice_merge(inputs, slices, k, out, None, log_probs=log_probs)
     return out
 
@@ -221,13 +223,21 @@ def reduced_vocab_topk_shard(
     if out is None:
         out = torch.empty(inputs.rows, k + 1, dtype=torch.int64, device=hidden.device)
     check_tensor("out", out, (inputs.rows, k + 1), (torch.int64,))
+    check_device("out", out, hidden.device)
+    if not out.is_contiguous():
+        raise ValueError(f"out has strides {out.stride()}; make it contiguous")
     if inputs.rows:
-        slices = run_slices(inputs, k, workspace or _scratch(inputs, config), config)
+        slices = run_slices(inputs, k, _scratch(inputs, workspace, config), config)
         run_slice_merge(inputs, slices, k, None, out)
     return out
 
 
-def _scratch(inputs: HeadInputs, config: LaunchConfig | None) -> Workspace:
+def _scratch(
+    inputs: HeadInputs, workspace: Workspace | None, config: LaunchConfig | None
+) -> Workspace:
+    if workspace is not None:
+        check_workspace(workspace, inputs)
+        return workspace
     hidden, itemsize = inputs.hidden, inputs.head.element_size()
     config = config or launch_config(inputs.rows, inputs.vocab, itemsize)
     return allocate_workspace(
@@ -252,7 +262,7 @@ def merge_shards(states: Tensor, *, log_probs: bool = False, out: TopK | None = 
         raise ValueError("states must be contiguous")
     rows, k = states.shape[1], states.shape[2] - 1
     out = out or allocate_output(rows, k, states.device)
-    check_output(out, rows, k)
+    check_output(out, rows, k, states.device)
     if rows:
         run_shard_merge(states, out, log_probs=log_probs)
     return out

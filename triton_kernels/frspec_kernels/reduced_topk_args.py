@@ -112,6 +112,7 @@ def check_inputs(inputs: HeadInputs, k: int) -> None:
         )
     if inputs.norm is not None:
         _check_norm(inputs.norm, hidden)
+    _check_devices(inputs)
 
 
 @cache
@@ -129,10 +130,44 @@ def _check_norm(norm: FinalNorm, hidden: Tensor) -> None:
         check_tensor("norm.residual", norm.residual, tuple(hidden.shape), floats)
 
 
-def check_output(out: TopK, rows: int, k: int) -> None:
+def _check_devices(inputs: HeadInputs) -> None:
+    *tensors, norm = inputs
+    named = list(zip(inputs._fields, tensors, strict=False))
+    if norm is not None:
+        named += [("norm.weight", norm.weight), ("norm.residual", norm.residual)]
+    for name, tensor in named:
+        if tensor is not None:
+            check_device(name, tensor, inputs.hidden.device)
+
+
+def check_device(name: str, tensor: Tensor, device: torch.device) -> None:
+    """All tensors of a call are on one device."""
+    if tensor.device != device:
+        raise ValueError(f"{name} is on {tensor.device}; move it to {device}")
+
+
+def check_workspace(workspace: Workspace, inputs: HeadInputs) -> None:
+    """Types, devices and strides of scratch; its sizes are checked where it is cut up."""
+    used = [("scores", workspace.scores, torch.float32), ("bests", workspace.bests, torch.int64)]
+    if inputs.norm is not None:
+        used.append(("normed", workspace.normed, inputs.hidden.dtype))
+    for name, tensor, dtype in used:
+        if tensor.dtype != dtype:
+            raise TypeError(f"workspace.{name} is {tensor.dtype}; make it {dtype}")
+        if not tensor.is_contiguous():
+            raise ValueError(
+                f"workspace.{name} has strides {tensor.stride()}; make it contiguous, as "
+                "allocate_workspace does"
+            )
+        check_device(f"workspace.{name}", tensor, inputs.hidden.device)
+
+
+def check_output(out: TopK, rows: int, k: int, device: torch.device) -> None:
     """Raise unless ``out`` holds contiguous results for ``rows`` rows and ``k``."""
     check_tensor("out.probs", out.probs, (rows, k), (torch.float32,))
     check_tensor("out.token_ids", out.token_ids, (rows, k), (torch.int64,))
     check_tensor("out.lse", out.lse, (rows,), (torch.float32,))
     if not (out.probs.is_contiguous() and out.token_ids.is_contiguous()):
         raise ValueError("out.probs and out.token_ids must be contiguous")
+    for name, tensor in zip(out._fields, out, strict=True):
+        check_device(f"out.{name}", tensor, device)

@@ -40,6 +40,7 @@ from .tree_args import (
     Candidates,
     TreeShape,
     check_candidates,
+    check_devices,
     check_hidden,
     check_proposals,
     check_tensor,
@@ -107,12 +108,15 @@ def grow_tree(
     """
     batch = check_candidates(shape, candidates)
     check_proposals(shape, step, batch, probs, token_ids)
+    device = probs.device
+    check_devices(device, token_ids=token_ids, hidden=hidden, **candidates._asdict())
     last = step == shape.steps - 1
-    beams = None if last else out or _beams_for(shape, batch, probs.device, hidden)
+    beams = None if last else out or _beams_for(shape, batch, device, hidden)
     if beams is not None:
         rows = (batch * shape.top_k,)
         check_tensor("beams.tokens", beams.tokens, rows, torch.int64)
         check_tensor("beams.rows", beams.rows, rows, torch.int64)
+        check_devices(device, **beams._asdict())
     target = None if beams is None or hidden is None else beams.hidden
     source = hidden if target is not None else None
     if hidden is not None and target is None and not last:
@@ -128,7 +132,7 @@ def grow_tree(
         0 if source is None else source.shape[1], probs.stride(0), token_ids.stride(0),
         0 if source is None else source.stride(0), 0 if target is None else target.stride(0),
         **sizes, num_warps=grow_warps(sizes["BLOCK"], source is not None),
-        **pdl_options(probs.device),
+        **pdl_options(device),
     )  # fmt: skip
     return beams
 
@@ -167,16 +171,19 @@ def build_tree(
     batch = check_candidates(shape, candidates)
     check_tensor("root_tokens", root_tokens, (batch,), *INDEX_TYPES)
     check_tensor("seq_lens", seq_lens, (batch,), *INDEX_TYPES)
-    tree = out or empty_tree(shape, batch, root_tokens.device)
+    device = root_tokens.device
+    tree = out or empty_tree(shape, batch, device)
     check_tree(tree, shape, batch)
     kind, bytes_out = _byte_mask(shape, batch, draft_mask, full_mask)
+    check_devices(device, seq_lens=seq_lens, mask=bytes_out, **candidates._asdict())
+    check_devices(device, **{f"out.{name}": tensor for name, tensor in tree._asdict().items()})
     if batch == 0:
         return tree
     sizes = build_constexprs(shape)
     build_tree_kernel[(batch,)](
         *candidates, root_tokens, seq_lens, *tree, bytes_out,
         **sizes, MASK_KIND=kind, num_warps=build_warps(sizes["BLOCK_C"]),
-        **pdl_options(root_tokens.device),
+        **pdl_options(device),
     )  # fmt: skip
     return tree
 

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from .pdl import pdl_options
 from .tree_accept_kernels import accept_greedy_kernel, argmax_kernel
-from .tree_args import INDEX_TYPES, Accepted, check_accepted, check_tensor
+from .tree_args import INDEX_TYPES, Accepted, check_accepted, check_devices, check_tensor
 from .tree_buffers import empty_accepted, empty_argmax_keys
 from .tree_launch import ARGMAX_BLOCK, ARGMAX_WARPS, accept_constexprs, accept_warps, argmax_slices
+
+LOGIT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def accept_greedy(
@@ -44,8 +46,10 @@ def accept_greedy(
     Raises:
         TypeError, ValueError: tensors that do not fit each other.
     """
-    if tokens.dim() != 2 or max_path < 1:
-        raise ValueError(f"need tokens [B, N], max_path >= 1; got {tokens.dim()}-D, {max_path}")
+    if tokens.dim() != 2 or tokens.shape[1] < 1 or max_path < 1:
+        raise ValueError(
+            f"need tokens [B, N] with N >= 1, max_path >= 1; got {list(tokens.shape)}, {max_path}"
+        )
     batch, nodes = tokens.shape
     check_tensor("tokens", tokens, (batch, nodes), torch.int64)
     check_tensor("parents", parents, (batch, nodes), torch.int32)
@@ -54,6 +58,8 @@ def accept_greedy(
         check_tensor("slots", slots, (batch * nodes,), *INDEX_TYPES)
     result = out or empty_accepted(batch, nodes, max_path, tokens.device, slots=slots is not None)
     check_accepted(result, batch, nodes, max_path, slots is not None)
+    inputs = {"parents": parents, "target": target, "seq_lens": seq_lens, "slots": slots}
+    check_devices(tokens.device, argmax_keys=argmax_keys, **inputs, **result._asdict())
     if target.is_floating_point():
         parts, keys = _argmax(target, batch * nodes, argmax_keys)
     else:
@@ -72,6 +78,8 @@ def accept_greedy(
 
 def _argmax(logits: Tensor, rows: int, keys: Tensor | None) -> tuple[int, Tensor]:
     """Parts per row and the keys [rows, parts] of the logits' argmax."""
+    if logits.dtype not in LOGIT_TYPES:
+        raise TypeError(f"logits are float32, bf16 or fp16, got {logits.dtype}; convert them")
     if logits.dim() != 2 or logits.shape[0] != rows or logits.stride(1) != 1:
         raise ValueError(
             f"logits are [{rows}, V] with contiguous rows, got {list(logits.shape)} "

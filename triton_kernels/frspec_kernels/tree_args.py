@@ -126,6 +126,17 @@ def check_tensor(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: tor
         )
 
 
+def check_devices(device: torch.device, **tensors: Tensor | None) -> None:
+    """All tensors of a call are on one device.
+
+    Raises:
+        ValueError: one is elsewhere.
+    """
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device != device:
+            raise ValueError(f"{name} is on {tensor.device}; move it to {device}")
+
+
 def check_proposals(
     shape: TreeShape, step: int, batch: int, probs: Tensor, token_ids: Tensor
 ) -> None:
@@ -159,12 +170,13 @@ def check_hidden(shape: TreeShape, step: int, batch: int, hidden: Tensor, out: T
     rows = batch if step == 0 else batch * shape.top_k
     if hidden.dim() != 2 or hidden.shape[0] != rows or hidden.stride(1) != 1:
         raise ValueError(f"hidden is [{rows}, H] with contiguous rows, got {list(hidden.shape)}")
-    if out.shape != (batch * shape.top_k, hidden.shape[1]) or out.dtype != hidden.dtype:
+    expected = (batch * shape.top_k, hidden.shape[1])
+    if out.shape != expected or out.dtype != hidden.dtype or (out.numel() and out.stride(1) != 1):
         raise ValueError(
-            f"beams.hidden is [{batch * shape.top_k}, {hidden.shape[1]}] {hidden.dtype}, got "
-            f"{list(out.shape)} {out.dtype}"
+            f"beams.hidden is {list(expected)} {hidden.dtype} with contiguous rows, got "
+            f"{list(out.shape)} {out.dtype} with strides {list(out.stride())}"
         )
-    if out.untyped_storage().data_ptr() == hidden.untyped_storage().data_ptr():
+    if batch and out.untyped_storage().data_ptr() == hidden.untyped_storage().data_ptr():
         raise ValueError("hidden and beams.hidden share memory: rows are read while others are set")
 
 
