@@ -50,7 +50,7 @@ types: $(STAMP)
 	$(BIN)/pyright
 
 unit: $(STAMP) $(MODEL) $(OLDEST_SOURCE) $(TOKENIZERS) $(CHROMIUM)
-	$(BIN)/pytest -m 'not gpu'
+	$(BIN)/pytest -n 2 --dist loadfile -m 'not gpu'
 
 cross-compile: $(STAMP)
 	$(BIN)/python -m bench cross-compile
