@@ -203,6 +203,16 @@ def test_fused_norm(residual_dtype):
         assert (residual == total.to(residual_dtype)).all()
 
 
+def test_fused_norm_of_small_rows_adds_eps():
+    hidden, head = rows_of(2, 64) * 1e-3, rows_of(20, 64)
+    weight = torch.ones(64, dtype=FP16, device=DEVICE)
+    workspace = allocate_workspace(2, 20, 64, dtype=FP16, device=DEVICE)
+    reduced_vocab_topk(hidden, head, 1, norm=FinalNorm(weight, 1e-5), workspace=workspace)
+    x = hidden.double()
+    truth = x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-5)
+    torch.testing.assert_close(workspace.normed.double(), truth, rtol=1e-3, atol=0)
+
+
 def test_reference_agrees():
     hidden, full, row_ids = rows_of(3, 64), rows_of(300, 64), some_ids(90, 300)
     temperature = torch.tensor([0.5, 1.0, 2.0], device=DEVICE)
@@ -310,6 +320,14 @@ def test_nan_counts_as_the_largest_score():
     kept = torch.tensor([i for i in range(100) if i not in (7, 70)], device=DEVICE)
     best = kept[logits_of(hidden, clean[1]).argmax(1)]
     assert (out.token_ids[:, 2] == best).all()
+
+
+def test_nan_counts_as_the_largest_score_whatever_its_sign():
+    scale = torch.ones(40, device=DEVICE)
+    scale.view(torch.int32)[[9, 30]] = torch.tensor([-1, 0x7FC00000], dtype=torch.int32).to(DEVICE)
+    head = torch.ones(40, 16, dtype=torch.int8, device=DEVICE)
+    out = reduced_vocab_topk(ones(1, 16), head, 3, head_scale=scale, out=poisoned(1, 3))
+    assert out.token_ids[0].tolist() == [9, 30, 0]
 
 
 def test_a_nan_row_of_hidden_leaves_other_rows_alone():

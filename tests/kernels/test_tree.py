@@ -201,6 +201,18 @@ def test_probabilities_that_are_none_count_as_zero_or_one():
     assert candidates.scores.tolist() == [[0.0, 0.0, 1.0], [0.0, 1.0, 0.25]]
 
 
+def test_wide_hidden_states_are_copied_whole():
+    shape = TreeShape(2, 2, 3)
+    probs, tokens = random_round(shape, 2, 0, device=DEVICE)
+    hidden = torch.randn(2, 4100, device=DEVICE)  # a program copies 2,048 elements at a time
+    out = poison(tree.empty_beams(shape, 2, DEVICE, hidden_size=4100, dtype=torch.float32))
+    candidates = poisoned_candidates(shape, 2, DEVICE)
+    beams = tree.grow_tree(candidates, shape, 0, probs[0], tokens[0], hidden=hidden, out=out)
+    assert beams is out
+    assert out.hidden is not None
+    assert torch.equal(out.hidden, hidden[[0, 0, 1, 1]])
+
+
 def test_large_token_ids_survive():
     shape = TreeShape(2, 2, 6)
     top = MAX_TOKEN_ID - 1
