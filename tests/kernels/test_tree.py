@@ -201,6 +201,19 @@ def test_probabilities_that_are_none_count_as_zero_or_one():
     assert candidates.scores.tolist() == [[0.0, 0.0, 1.0], [0.0, 1.0, 0.25]]
 
 
+def test_equal_scores_of_a_deep_tree_take_the_shallowest():
+    """All 16 steps tell apart in a key, so no deep candidate takes a shallow one's place."""
+    shape = TreeShape(2, 16, 16)
+    candidates = poisoned_candidates(shape, 1, DEVICE)
+    for step in range(shape.steps):
+        rows = 1 if step == 0 else 2
+        tokens = torch.tensor([[3, 4]] * rows, device=DEVICE)
+        tree.grow_tree(candidates, shape, step, torch.ones(rows, 2, device=DEVICE), tokens)
+    nothing = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    out = tree.build_tree(candidates, shape, nothing, nothing)
+    assert out.depths.tolist() == [0, 1, 1, *[2] * 4, *[3] * 4, *[4] * 4, 5]
+
+
 def test_wide_hidden_states_are_copied_whole():
     shape = TreeShape(2, 2, 3)
     probs, tokens = random_round(shape, 2, 0, device=DEVICE)
