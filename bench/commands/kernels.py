@@ -176,4 +176,9 @@ def _summary(rows: Sequence["Row"], undone: int, broken: Sequence["BrokenEntry"]
         print(f"{undone} cases not run: time limit", file=sys.stderr)
     if red or broken:
         return 1
-    return 3 if undone else 0
+    if undone:
+        return 3
+    if not ran:
+        print("nothing was checked: every chosen provider is absent", file=sys.stderr)
+        return 2
+    return 0

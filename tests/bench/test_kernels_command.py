@@ -56,9 +56,16 @@ def test_a_raising_provider_fails_the_run_and_the_others_go_on(registered, capsy
 
 
 def test_an_absent_provider_says_why_and_fails_nothing(registered, capsys):
-    registered(peer=provider(raises, missing=lambda case: "peer is not installed"))
+    absent = provider(raises, missing=lambda case: "peer is not installed")
+    registered(ours=provider(lambda x: x * 2), peer=absent)
     assert main(["kernels"]) == 0
     assert "absent: peer: peer is not installed (1 cases)" in capsys.readouterr().out
+
+
+def test_a_run_that_checked_nothing_does_not_pass(registered, capsys):
+    registered(peer=provider(raises, missing=lambda case: "peer is not installed"))
+    assert main(["kernels", "--provider", "peer"]) == 2
+    assert "nothing was checked" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
