@@ -18,10 +18,11 @@ import numpy as np
 from gguf import GGUFReader
 from safetensors.torch import save_file
 
-from examples.gemma3_270m.gguf_tokenizer import build_tokenizer, tokenizer_config
+from examples.gemma3_270m.gguf_tokenizer import build_tokenizer
 from examples.gguf.conversion import Conversion, write_json
 from examples.gguf.source import Package, PackagedFile
 from examples.gguf.tensors import TensorNames, metadata, read_weights
+from examples.gguf.tokenizer import tokenizer_config
 
 _PARTS = 4
 SOURCE = PackagedFile(
@@ -111,7 +112,7 @@ def write_folder(gguf: Path, folder: Path) -> None:
     generation = {k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id")}
     write_json(folder / "generation_config.json", generation)
     build_tokenizer(reader).save(str(folder / "tokenizer.json"))
-    write_json(folder / "tokenizer_config.json", tokenizer_config(reader))
+    write_json(folder / "tokenizer_config.json", tokenizer_config(reader, "gemma3"))
     weights = read_weights(reader, NAMES, restore)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 

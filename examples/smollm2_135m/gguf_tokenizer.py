@@ -1,6 +1,4 @@
-"""The tokenizer inside a GGUF file as ``tokenizer.json`` and its configuration."""
-
-from typing import Any
+"""The tokenizer inside a GGUF file as ``tokenizer.json``."""
 
 from gguf import GGUFReader
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -38,21 +36,3 @@ def build_tokenizer(reader: GGUFReader) -> Tokenizer:
     special = [t for t, kind in zip(tokens, types, strict=True) if kind == _CONTROL_TOKEN]
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
     return tokenizer
-
-
-def tokenizer_config(reader: GGUFReader) -> dict[str, Any]:
-    """Return the contents of ``tokenizer_config.json``."""
-    tokens = metadata(reader, "tokenizer.ggml.tokens")
-
-    def named(key: str) -> str:
-        return tokens[metadata(reader, f"tokenizer.ggml.{key}_token_id")]
-
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": named("bos"),
-        "eos_token": named("eos"),
-        "unk_token": named("unknown"),
-        "pad_token": named("padding"),
-        "model_max_length": metadata(reader, "llama.context_length"),
-        "clean_up_tokenization_spaces": False,
-    }

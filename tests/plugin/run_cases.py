@@ -23,9 +23,10 @@ def case_names(files: Iterable[Path]) -> list[str]:
 def complaints(files: Iterable[Path], report: Path) -> dict[str, list[str]]:
     """What went wrong in each test function that ran; ``report`` is written."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    environment = {**cpu_environment(os.environ), "TRITON_INTERPRET": "1"}
     done = subprocess.run(
         [*command, f"--junitxml={report}", *map(str, files)],
-        env=cpu_environment(os.environ),
+        env=environment,
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -1,51 +1,22 @@
 """The attention backend ``frspec``: results in a process with SGLang, and how it is chosen."""
 
-import ast
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
-from xml.etree import ElementTree
 
 import pytest
 
 from sgl_frspec.attention_backend_registration import _chosen, _decode_hook, _default_hook
-from sgl_frspec.cpu_engine.environment import cpu_environment
+from tests.plugin.run_cases import case_names, complaints
 
-ROOT = Path(__file__).parents[2]
 CASES = sorted(Path(__file__).parent.glob("attention_*_cases.py"))
-
-
-def case_names() -> list[str]:
-    statements = [node for file in CASES for node in ast.parse(file.read_text()).body]
-    names = [node.name for node in statements if isinstance(node, ast.FunctionDef)]
-    return [name for name in names if name.startswith("test_")]
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Complaints of every case that ran, by its function's name."""
-    report = tmp_path_factory.mktemp("cases") / "report.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    environment = {**cpu_environment(os.environ), "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [*command, f"--junitxml={report}", *map(str, CASES)],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert report.exists(), done.stdout + done.stderr
-    found: dict[str, list[str]] = {}
-    for case in ElementTree.parse(report).iter("testcase"):
-        complaints = [child.text or child.tag for child in case if child.tag != "system-out"]
-        found.setdefault(case.attrib["name"].partition("[")[0], []).extend(complaints)
-    return found
+    return complaints(CASES, tmp_path_factory.mktemp("cases") / "report.xml")
 
 
-@pytest.mark.parametrize("name", case_names())
+@pytest.mark.parametrize("name", case_names(CASES))
 def test_in_a_process_with_sglang(name, outcomes):
     assert name in outcomes, "the case did not run"
     assert outcomes[name] == []
