@@ -21,8 +21,8 @@ KINDS = {
 }
 CASES = [
     Case(batch=batch, top_k=10, steps=6, nodes=60, kind=kind)
-    for batch in (1, 32)
     for kind in ("top_p", "plain", "top_k", "flat", "min_p")
+    for batch in (1, 32)
 ]
 SMALL = [Case(batch=2, top_k=2, steps=2, nodes=5, kind=kind) for kind in ("plain", "top_k")]
 # The exponent of a natural vocabulary: the 6,000 likeliest ids are above 1e-6.

@@ -1,11 +1,14 @@
 """Acceptance of a draft tree at temperature > 0: from logits to the accepted path.
 
 ``sgl_kernel`` is SGLang's chain: quotient and softmax over every row, top-k and top-p renormalised
-(flashinfer's kernels in sgl_kernel), zeros for the draft's probabilities, random coins, its tree
-kernel. It has no min-p. Its outcome comes from other random numbers, so only its form is checked.
+(flashinfer's kernels as compiled into sgl_kernel), zeros for the draft's probabilities, random
+coins, its tree kernel. ``flashinfer`` is the same with flashinfer's own renormalisation, which
+SGLang takes where flashinfer is installed. There is no min-p in it. Its outcome comes from other
+random numbers, so only its form is checked.
 """
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -81,16 +84,27 @@ def _ours(inputs: Verification) -> Thunk:
     return call
 
 
-def _renormalise() -> tuple[Any, Any]:
-    """The compiled kernels; the public names compile flashinfer's copies where that is present."""
-    sampling = importlib.import_module("sgl_kernel.sampling")
-    return sampling._top_k_renorm_probs_internal, sampling._top_p_renorm_probs_internal
+Renormalise = Callable[[Tensor, Tensor], Tensor]
 
 
-def _stock(inputs: Verification) -> Thunk:
+def _in_sgl_kernel() -> tuple[Renormalise, Renormalise]:
+    """The compiled top-k and top-p; the public names take flashinfer's where that is present."""
+    sampling: Any = importlib.import_module("sgl_kernel.sampling")
+    return (
+        lambda probs, k: sampling._top_k_renorm_probs_internal(probs, k, 0),
+        lambda probs, p: sampling._top_p_renorm_probs_internal(probs, p, 0.0),
+    )
+
+
+def _in_flashinfer() -> tuple[Renormalise, Renormalise]:
+    sampling: Any = importlib.import_module("flashinfer.sampling")
+    return sampling.top_k_renorm_probs, sampling.top_p_renorm_probs
+
+
+def _stock(inputs: Verification, renormalise: tuple[Renormalise, Renormalise]) -> Thunk:
     batch, nodes = inputs.built.tokens.shape
     device, sampling, built = inputs.logits.device, inputs.sampling, inputs.built
-    top_k_renorm, top_p_renorm = _renormalise()
+    top_k_renorm, top_p_renorm = renormalise
     verify = stock.kernel("tree_speculative_sampling_target_only")
     cuts_k, cuts_p = bool((sampling.top_ks > 0).all()), bool((sampling.top_ps < 1).all())
     predicts = poisoned(batch * nodes, dtype=torch.int32, device=device)
@@ -101,9 +115,9 @@ def _stock(inputs: Verification) -> Thunk:
         temperatures = torch.repeat_interleave(sampling.temperatures[:, None], nodes, dim=0)
         probs = torch.softmax(inputs.logits / temperatures, dim=-1)
         if cuts_k:
-            probs = top_k_renorm(probs, torch.repeat_interleave(sampling.top_ks, nodes, dim=0), 0)
+            probs = top_k_renorm(probs, torch.repeat_interleave(sampling.top_ks, nodes, dim=0))
         if cuts_p:
-            probs = top_p_renorm(probs, torch.repeat_interleave(sampling.top_ps, nodes, dim=0), 0.0)
+            probs = top_p_renorm(probs, torch.repeat_interleave(sampling.top_ps, nodes, dim=0))
         probs = probs.view(batch, nodes, -1)
         verify(
             predicts=predicts,
@@ -135,6 +149,15 @@ def _stock_missing(case: Case) -> str | None:
     return SGL(case)
 
 
+def _flashinfer_missing(case: Case) -> str | None:
+    if reason := _stock_missing(case) or needs("flashinfer")(case):
+        return reason
+    if case["kind"] == "plain":
+        return "nothing to renormalise: the same chain as sgl_kernel"
+    module = importlib.import_module("flashinfer.jit.sampling").gen_sampling_module()
+    return None if module.is_compiled else "flashinfer's sampling module is not compiled"
+
+
 def _bytes(case: Case) -> float:
     """One row of logits a request at the least: the one that its last token is drawn from."""
     return 4.0 * case["batch"] * VOCAB
@@ -154,7 +177,12 @@ OPS = (
         check=_check_paths,
         providers={
             "ours": Provider(_ours),
-            "sgl_kernel": Provider(_stock, missing=_stock_missing, check=check_form),
+            "sgl_kernel": Provider(
+                lambda inputs: _stock(inputs, _in_sgl_kernel()), _stock_missing, check_form
+            ),
+            "flashinfer": Provider(
+                lambda inputs: _stock(inputs, _in_flashinfer()), _flashinfer_missing, check_form
+            ),
         },
         baseline="sgl_kernel",
         bytes=_bytes,
