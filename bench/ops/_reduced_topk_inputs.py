@@ -22,12 +22,8 @@ def sized(rows: int, vocab: int, width: int = 4096, k: int = 10, *words: str) ->
     return Case(rows=rows, V=vocab, H=width, k=k, dtype=dtype, kind=kind)
 
 
-CASES = [
-    *(sized(rows, vocab) for vocab in (8192, 32768) for rows in (1, 4, 16, 64)),
-    *(sized(rows, 128_256) for rows in (1, 16, 64)),
-    *(sized(rows, vocab) for vocab in (16_384, 47_149, 151_936) for rows in (1, 16)),
-    *(sized(16, 32768, width) for width in (2048, 3584, 5120, 8192)),
-    *(sized(16, 32768, 4096, k) for k in (1, 64)),
+CASES = [  # what is asked for most often first: a time limit leaves the last
+    *(sized(rows, vocab) for vocab in (32768, 8192) for rows in (1, 4, 16, 64)),
     *(
         sized(rows, 32768, 4096, 10, dtype, kind)
         for dtype, kind in (
@@ -38,6 +34,10 @@ CASES = [
         )
         for rows in (1, 16)
     ),
+    *(sized(rows, 128_256) for rows in (1, 16, 64)),
+    *(sized(rows, vocab) for vocab in (16_384, 47_149, 151_936) for rows in (1, 16)),
+    *(sized(16, 32768, width) for width in (2048, 3584, 5120, 8192)),
+    *(sized(16, 32768, 4096, k) for k in (1, 64)),
 ]
 SMALL_CASES = [
     sized(rows, 300, 64, 5, dtype, kind)
