@@ -51,7 +51,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     servers.add_argument("--start", choices=["together", "apart"], default="together")
     servers.add_argument("--start-seconds", type=float, default=240.0)
     work = parser.add_argument_group("workloads")
-    work.add_argument("--batch", type=int, nargs="+", help="default: 1; for checks 32 or 64")
+    work.add_argument("--batch", type=int, nargs="+", help="default: 1; for checks up to 64")
     work.add_argument("--context", type=int, nargs="+", default=[300])
     work.add_argument("--alternations", type=int, default=5)
     work.add_argument("--tokens", type=int, default=256, help="generated for each request")
@@ -129,11 +129,10 @@ def _finish(rows: Sequence[Row], machine: dict[str, str], out: Path | None) -> N
 
 
 def _check_answers(args: argparse.Namespace) -> int:
-    from bench.serving import answer_checks
+    from bench.serving.answer_checks import check_answers
 
     clock, on_gpu = Clock(), _on_gpu(args)
-    check = answer_checks.soak if args.soak else answer_checks.verify_text
-    return 0 if check(args, on_gpu, clock.began, clock.say) else 1
+    return 0 if check_answers(args, on_gpu, clock.began, clock.say) else 1
 
 
 def _on_gpu(args: argparse.Namespace) -> bool:

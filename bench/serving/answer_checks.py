@@ -6,68 +6,74 @@ from pathlib import Path
 from bench.serving import soak as soak_run
 from bench.serving.plans import make_plans
 from bench.serving.scoring import generated_with_scores, rounding_bound, scored
-from bench.serving.servers import Say, Server, running
+from bench.serving.servers import Fleet, Say, Server, running
 from bench.serving.shapes import REAL_MODEL
-from bench.serving.variants import BASES, FRSPEC, PLAIN
+from bench.serving.variants import BASES, FRSPEC, PLAIN, parse_variants
 from bench.serving.verify_text import TextCheck, prompts
 
-VERIFY_BATCH = 32
-# Batches between these run in the graph of the next larger one.
-SOAK_BATCHES = (1, 8, 32, soak_run.CONCURRENCY)
+# Batches between these run in the graph of the next larger one; the last is sent at once.
+BATCHES = (1, 8, 32, soak_run.CONCURRENCY)
+_TEXT_CONTEXT, _SOAK_CONTEXT = 700, soak_run.LONGEST_PROMPT + 400
 _BOUND_PROMPTS, _BOUND_TOKENS = 32, 64
 
 
-def verify_text(args: argparse.Namespace, gpu: bool, began: float, say: Say) -> bool:
-    """Greedy texts of every variant against the target's; whether all agree within rounding.
-
-    Raises:
-        ValueError: arguments that make no comparison.
-    """
-    args.variant = args.variant or list(BASES)
-    args.batch = args.batch or [VERIFY_BATCH]
-    plan = next(make_plans(_for_checks(args, context=700), "verify-text", gpu, began, say))
-    bases = {variant.base for variant in plan.variants}
-    if PLAIN not in bases or len(bases) < 2:
-        raise ValueError(
-            f"--verify-text compares variants that speculate with {PLAIN}: add --variant {PLAIN},"
-            " or another"
-        )
-    texts = prompts(plan.settings.target, args.verify_text)
-    check = TextCheck(plan.settings, texts, max(args.batch), say)
-    right = check.run(plan.variants, args.out or Path("."), args.tokens)
-    for name, why in check.failures.items():
-        say(f"FAILED {name}: {why}")
-    return right
-
-
-def soak(args: argparse.Namespace, gpu: bool, began: float, say: Say) -> bool:
-    """Mixed requests to every variant that speculates; whether none fared badly.
+def check_answers(args: argparse.Namespace, gpu: bool, began: float, say: Say) -> bool:
+    """The checks that ``args`` names, on one set of servers; whether all fared well.
 
     Raises:
         ValueError: no variant without speculation, which judges, or none with it.
     """
-    args.variant = args.variant or [PLAIN, FRSPEC]
-    args.batch = args.batch or list(SOAK_BATCHES)
-    args.flags += " --constrained-json-disable-any-whitespace"  # blanks without end are valid JSON
-    longest = soak_run.LONGEST_PROMPT + 400
-    plan = next(make_plans(_for_checks(args, context=longest), "soak", gpu, began, say))
-    bases = {variant.base for variant in plan.variants}
+    asked = [name for name in ("verify_text", "soak") if getattr(args, name)]
+    args.variant = args.variant or (list(BASES) if args.verify_text else [PLAIN, FRSPEC])
+    args.batch = args.batch or list(BATCHES)
+    if args.soak:
+        args.flags += " --constrained-json-disable-any-whitespace"  # endless blanks are valid JSON
+    bases = {variant.base for variant in parse_variants(args.variant)}
     if PLAIN not in bases or len(bases) < 2:
-        raise ValueError(f"--soak needs {PLAIN}, which judges, and a variant that speculates")
-    reports = []
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in asked)
+        raise ValueError(
+            f"{flags}: give {PLAIN}, which judges, and a variant that speculates, not only"
+            f" {', '.join(sorted(bases))}"
+        )
+    context = _SOAK_CONTEXT if args.soak else _TEXT_CONTEXT
+    plan = next(make_plans(_for_checks(args, context), "-".join(asked), gpu, began, say))
+    out, model = args.out or Path("."), plan.settings.target
     with running(plan.variants, plan.settings, say) as fleet:
+        for name, why in fleet.failures.items():
+            say(f"FAILED {name}: {why}")
         judge = next((s for s in fleet.servers if s.variant.base == PLAIN), None)
-        if judge is None or fleet.failures:
+        if judge is None:
             return False
-        bound = _bound(judge, plan.settings.target)
+        right, bound = not fleet.failures, None
+        if args.verify_text:
+            check = TextCheck(prompts(model, args.verify_text), max(args.batch), say)
+            right &= check.run(fleet.servers, judge, out, args.tokens)
+            bound = check.bound
+        if args.soak:
+            right &= _soak(fleet, judge, model, bound, args, say)
+    return right
+
+
+def _soak(
+    fleet: Fleet,
+    judge: Server,
+    model: Path,
+    bound: float | None,
+    args: argparse.Namespace,
+    say: Say,
+) -> bool:
+    """Mixed requests to FRSPEC's servers, or where there are none to those that speculate."""
+    if bound is None:
+        bound = _bound(judge, model)
         say(f"two passes of the target move the gap of two logits by up to {bound:.2g}")
-        for server in fleet.servers:
-            if server is not judge:
-                report = soak_run.Soak(server, judge, args.soak, bound, say).run()
-                reports.append(report)
-                say(report.text())
-                soak_run.write(reports, args.out or Path("."))
-    return all(report.flat and not report.faults for report in reports)
+    speculating = [server for server in fleet.servers if server.variant.speculates]
+    ours = [server for server in speculating if server.variant.base == FRSPEC]
+    reports: list[soak_run.SoakReport] = []
+    for server in ours or speculating:
+        reports.append(soak_run.Soak(server, judge, args.soak, bound, say).run())
+        say(reports[-1].text())
+        soak_run.write(reports, args.out or Path("."))
+    return bool(reports) and all(report.flat and not report.faults for report in reports)
 
 
 def _bound(judge: Server, model: Path) -> float:

@@ -27,7 +27,7 @@ from bench.serving.soak_requests import TOP_K, Outcome, Request, draw_request, f
 
 CONCURRENCY = 64
 LONGEST_PROMPT = 1500
-SCORED_AT_ONCE = 32
+SCORED_AT_ONCE = 64
 # After this share of the requests every code path has run and every pool has its size.
 SETTLED_SHARE = 0.25
 GPU_GROWTH = 64 << 20

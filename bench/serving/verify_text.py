@@ -9,14 +9,14 @@ its own rounding, measured in the same run, moves them.
 import json
 import lzma
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.serving import client
 from bench.serving.scoring import Score, generated_with_scores, rounding_bound, scored
-from bench.serving.servers import Fleet, Say, Server, Settings, running
-from bench.serving.variants import PLAIN, Variant
+from bench.serving.servers import Say, Server
 from examples.smollm2_135m.prompts import chat_ids, eval_prompts
 from examples.smollm2_135m.serving import DRAFT, first_difference
 
@@ -100,38 +100,46 @@ def differences(
 
 
 class TextCheck:
-    """Runs the servers and compares; ``verdicts`` and ``bound`` hold the outcome."""
+    """Compares servers with the target; ``verdicts`` and ``bound`` hold the outcome."""
 
-    def __init__(
-        self, settings: Settings, texts: Sequence[list[int]], batch: int, say: Say
-    ) -> None:
-        self._settings, self._texts, self._batch, self._say = settings, texts, batch, say
+    def __init__(self, texts: Sequence[list[int]], batch: int, say: Say) -> None:
+        self._texts, self._batch, self._say = texts, batch, say
         self.bound = float("nan")
         self.verdicts: list[Verdict] = []
-        self.failures: dict[str, str] = {}
 
-    def run(self, variants: Sequence[Variant], out: Path, tokens: int = TOKENS) -> bool:
-        """Whether every difference is within rounding and every server answered.
+    def run(
+        self, servers: Sequence[Server], reference: Server, out: Path, tokens: int = TOKENS
+    ) -> bool:
+        """Whether every server answered and every difference is within rounding.
 
-        One of the variants must be the target without speculation.
+        All generate at once; ``reference``, one of ``servers``, is the target without speculation.
         """
-        plain = [variant for variant in variants if variant.base == PLAIN]
-        with running(variants, self._settings, self._say) as fleet:
-            self.failures |= fleet.failures
-            reference = _server(fleet, plain[0])
-            if reference is None:
-                return False
+        drafting = [server for server in servers if server is not reference]
+        right = bool(drafting)
+        with ThreadPoolExecutor(1 + len(drafting)) as pool:
+            answers = [pool.submit(self._answers, server, tokens) for server in drafting]
             scores = self._reference(reference, tokens)
-            for server in fleet.servers:
-                if server is not reference:
-                    self._compare(server, scores, tokens)
-                    self._write(out)
-        unexplained = [v for v in self.verdicts if v.unexplained(self.bound)]
-        return not self.failures and not unexplained and bool(self.verdicts)
+            for server, answered in zip(drafting, answers, strict=True):
+                try:
+                    verdict = judge(server.variant.name, scores, answered.result())
+                except client.RequestFailedError as error:
+                    self._say(f"FAILED {server.variant.name}: {error}")
+                    self._say(server.process.log_tail())
+                    right = False
+                    continue
+                self.verdicts.append(verdict)
+                self._say(describe(verdict, self.bound))
+                self._write(out)
+                right &= not verdict.unexplained(self.bound)
+        return right
 
     def _batches(self) -> list[list[list[int]]]:
         texts = list(self._texts)
         return [texts[i : i + self._batch] for i in range(0, len(texts), self._batch)]
+
+    def _answers(self, server: Server, tokens: int) -> list[client.Answer]:
+        batches = self._batches()
+        return [one for batch in batches for one in client.generate(server.url, batch, tokens)]
 
     def _reference(self, server: Server, tokens: int) -> list[list[Score]]:
         decoded, prefilled = [], []
@@ -148,24 +156,6 @@ class TextCheck:
         )
         return decoded
 
-    def _compare(self, server: Server, plain: list[list[Score]], tokens: int) -> None:
-        name, ids, cycles = server.variant.name, [], 0
-        try:
-            for batch in self._batches():
-                answers = client.generate(server.url, batch, tokens)
-                ids += [answer.ids for answer in answers]
-                cycles += sum(answer.cycles for answer in answers)
-        except client.RequestFailedError as error:
-            self.failures[name] = f"{error}\n{server.process.log_tail()}"
-            self._say(f"{name} FAILED: {error}")
-            return
-        found = differences(plain, ids)
-        total = sum(map(len, ids))
-        accept = (total - len(ids)) / cycles if cycles else 1.0
-        verdict = Verdict(name, len(ids), total, len(ids) - len(found), accept, found)
-        self.verdicts.append(verdict)
-        self._say(describe(verdict, self.bound))
-
     def _write(self, out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
         verdicts = [asdict(verdict) for verdict in self.verdicts]
@@ -173,8 +163,13 @@ class TextCheck:
         (out / REPORT).write_text(json.dumps(document, indent=1) + "\n")
 
 
-def _server(fleet: Fleet, variant: Variant) -> Server | None:
-    return next((server for server in fleet.servers if server.variant == variant), None)
+def judge(name: str, plain: list[list[Score]], answers: Sequence[client.Answer]) -> Verdict:
+    """The server ``name``, whose ``answers`` should be the texts that ``plain`` scores."""
+    found = differences(plain, [answer.ids for answer in answers])
+    total = sum(len(answer.ids) for answer in answers)
+    cycles = sum(answer.cycles for answer in answers)
+    accept = (total - len(answers)) / cycles if cycles else 1.0
+    return Verdict(name, len(answers), total, len(answers) - len(found), accept, found)
 
 
 def describe(verdict: Verdict, bound: float) -> str:

@@ -14,7 +14,7 @@ from bench.serving.scoring import Score, rounding_bound, scored
 from bench.serving.soak import Memory, Soak, SoakReport
 from bench.serving.soak_requests import KINDS, TOP_K, Outcome, Request, draw_request, fault
 from bench.serving.variants import Variant
-from bench.serving.verify_text import Difference, Verdict, describe, differences
+from bench.serving.verify_text import Difference, TextCheck, Verdict, describe, differences
 from tests.bench.fake_server import fake_server
 
 
@@ -79,6 +79,77 @@ def test_scores_are_those_of_the_continuation():
     assert [(s.token, s.logprob) for s in first] == [(13, -1.5), (14, -2.0)]
     assert first[0].behind_best == 0.75
     assert [s.token for s in second] == [21]
+
+
+class Speller:
+    """A server whose greedy text counts up from each prompt's last token, except where told."""
+
+    def __init__(self, slip=None, gap=3.0, ends=False):
+        self.slip, self.gap, self.ends, self.batches = slip, gap, ends, []
+
+    def __call__(self, path, body):
+        if self.ends:
+            raise RuntimeError("out of memory")
+        count, answers = body["sampling_params"]["max_new_tokens"], []
+        self.batches.append(len(body["input_ids"]))
+        reads = count == 1  # a prefill that scores
+        for row, prompt in enumerate(body["input_ids"]):
+            begin = body["logprob_start_len"][row] if reads else len(prompt) - 1
+            ids = prompt[begin:] if reads else [prompt[-1] + i for i in range(count + 1)]
+            if self.slip and prompt[0] == self.slip[0]:
+                ids[1 + self.slip[1]] = 77
+            # Reading moves every logit by 0.01.
+            entries = [[-0.2 + 0.01 * reads, token, None] for token in ids]
+            tops = [[[p, t, None], [p - self.gap, 77, None]] for p, t, _ in entries]
+            kind = "input" if reads else "output"
+            entries, tops = (entries, tops) if reads else (entries[1:], tops[1:])
+            meta = {f"{kind}_token_logprobs": entries, f"{kind}_top_logprobs": tops}
+            meta |= {"completion_tokens": count, "spec_verify_ct": 3}
+            answers.append({"output_ids": ids[1:], "meta_info": meta})
+        return answers
+
+
+@pytest.mark.parametrize(("gap", "right"), [(0.015, True), (0.03, False)])
+def test_servers_are_compared_with_the_target(tmp_path, gap, right):
+    texts = [[100 * i, 100 * i + 7] for i in range(1, 6)]
+    target, same, other = Speller(gap=gap), Speller(), Speller(slip=(300, 4))
+    lines = []
+    with fake_server(target) as a, fake_server(same) as b, fake_server(other) as c:
+        servers: Any = [
+            SimpleNamespace(variant=Variant(name, "frspec"), url=url, process=None)
+            for name, url in (("same", b), ("target", a), ("other", c))
+        ]
+        check = TextCheck(texts, batch=2, say=lines.append)
+        assert check.run(servers, servers[1], tmp_path, tokens=10) is right
+    # Both passes over all texts, two at a time.
+    assert target.batches == [2, 2, 2, 2, 1, 1]
+    assert other.batches == [2, 2, 1]
+    assert check.bound == pytest.approx(0.02)
+    first, second = check.verdicts
+    assert (first.variant, first.same, first.differences) == ("same", 5, [])
+    assert first.accept_length == pytest.approx((50 - 5) / 15)
+    assert (second.variant, second.prompts, second.tokens, second.same) == ("other", 5, 50, 4)
+    [found] = second.differences
+    assert (found.prompt, found.position, found.plain, found.drafted) == (2, 4, 312, 77)
+    assert (found.gap, found.behind) == (pytest.approx(gap), pytest.approx(gap))
+    written = json.loads((tmp_path / "verify_text.json").read_text())
+    assert [verdict["same"] for verdict in written["verdicts"]] == [5, 4]
+    assert "4 of 5 texts of 10 tokens" in lines[-1]
+
+
+def test_a_server_that_fails_is_no_agreement(tmp_path):
+    lines = []
+    process = SimpleNamespace(log_tail=lambda: "last words")
+    with fake_server(Speller()) as a, fake_server(Speller(ends=True)) as b:
+        servers: Any = [
+            SimpleNamespace(variant=Variant(name, "frspec"), url=url, process=process)
+            for name, url in (("target", a), ("ended", b))
+        ]
+        check = TextCheck([[1, 2]], batch=2, say=lines.append)
+        assert not check.run(servers, servers[0], tmp_path, tokens=3)
+        assert not TextCheck([[1, 2]], 2, lines.append).run(servers[:1], servers[0], tmp_path, 3)
+    assert "out of memory" in lines[1]
+    assert lines[2] == "last words"
 
 
 # --- soak: single answers

@@ -148,8 +148,12 @@ def test_cache_tokens_of_a_workload_cover_prompts_answers_and_trees():
         (["--shape", "tiny", "--tokens", "8"], "--tokens 8 must exceed --short-tokens 32"),
         (["--shape", "tiny", "--batch", "0"], "must be at least 1"),
         (["--merge", "/nowhere"], "no results of `bench serve` in /nowhere"),
-        (["--soak", "8", "--variant", "frspec"], "--soak needs nospec"),
-        (["--verify-text", "2", "--variant", "frspec"], "add --variant nospec"),
+        (["--soak", "8", "--variant", "frspec"], "--soak: give nospec"),
+        (["--verify-text", "2", "--variant", "frspec"], "--verify-text: give nospec"),
+        (
+            ["--verify-text", "2", "--soak", "8", "--variant", "frspec"],
+            "--verify-text and --soak: give nospec",
+        ),
     ],
 )
 def test_bad_requests_end_with_status_2_and_the_remedy(argv, message, capsys, tmp_path):
