@@ -1,7 +1,10 @@
 """``python -m bench kernels``: check every operation, then time it beside its alternatives."""
 
 import argparse
+import math
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -70,7 +73,8 @@ def main(argv: list[str]) -> int:
     if args.list:
         return _list(selected, broken)
     work = _work(selected, device.type == "cuda", args.case, args.time_limit is not None)
-    if complaint := _complaint(work, args, broken):
+    complaint = _complaint(work, args, broken) or (_unwritable(args.out) if args.out else "")
+    if complaint:
         print(complaint, file=sys.stderr)
         return 2
     return _run(work, device, args, broken)
@@ -92,6 +96,16 @@ def _complaint(work: Work, args: argparse.Namespace, broken: Sequence["BrokenEnt
     return f"no provider {sorted(unknown)}; there are: {sorted(known)}" if unknown else ""
 
 
+def _unwritable(folder: Path) -> str:
+    """Why no file can be made in ``folder``: better known before a run than after it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError as error:
+        return f"cannot write to --out {folder}: {error.strerror}; give another folder"
+
+
 def _list(selected: Sequence[OpSpec], broken: Sequence["BrokenEntry"]) -> int:
     for op in selected:
         print(f"{op.name}\n  providers: {', '.join(op.providers)} (baseline {op.baseline})")
@@ -103,17 +117,21 @@ def _list(selected: Sequence[OpSpec], broken: Sequence["BrokenEntry"]) -> int:
 class _Here:
     """Runs the cases in this process: under the interpreter nothing can break but Python."""
 
-    undone = 0
-
-    def __init__(self, work: Work, device: torch.device, providers: Sequence[str]) -> None:
-        self.machine = describe(device)
+    def __init__(
+        self, work: Work, device: torch.device, providers: Sequence[str], seconds: float | None
+    ) -> None:
+        self.machine, self.undone = describe(device), len(work)
         self._work, self._device, self._providers = work, device, providers
+        self._until = math.inf if seconds is None else time.monotonic() + seconds
 
     def results(self) -> Iterator[list["Row"]]:
         from bench.runner import CaseRun
 
         for op, case in self._work:
+            if time.monotonic() >= self._until:
+                return
             yield CaseRun(op, case, self._device, self._providers).rows()
+            self.undone -= 1
 
 
 def _run(
@@ -130,7 +148,7 @@ def _run(
         runs = Supervisor(work, args.op, args.provider, args.quick, args.time_limit)
     else:
         print(NO_GPU)
-        runs = _Here(work, device, args.provider)
+        runs = _Here(work, device, args.provider, args.time_limit)
     names = [(op.name, case.id, name) for op, case in work for name in op.providers]
     table, rows = report.Table(names, timed=device.type == "cuda"), []
     try:
@@ -153,7 +171,6 @@ def _run(
 def _draw(work: Work, rows: Sequence["Row"], out: Path, machine: Mapping[str, str]) -> None:
     from bench import plots, report
 
-    out.mkdir(parents=True, exist_ok=True)
     (out / "kernels.md").write_text(report.markdown(rows, machine))
     for op in {op.name: op for op, _ in work}.values():
         plots.draw(op, [case for o, case in work if o is op], rows, out)

@@ -43,6 +43,9 @@ def main(argv: list[str]) -> int:
     if loaded is None:
         return 2
     selected, broken = loaded
+    if selected and not any(chosen_cases(op, True, args.case) for op in selected):
+        print(f"no case contains {args.case!r}; bench kernels --list shows them", file=sys.stderr)
+        return 2
     effort = timing.QUICK if args.quick else timing.FULL
     for op in selected:
         if op.tuning is None:

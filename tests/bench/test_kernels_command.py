@@ -152,6 +152,29 @@ def test_running_out_of_time_is_told_apart_from_success(registered, monkeypatch,
     assert "2 cases not run: time limit" in capsys.readouterr().err
 
 
+def test_a_time_limit_holds_without_a_gpu_too(registered, capsys):
+    registered(small_cases=CASES)
+    assert main(["kernels", "--time-limit", "0"]) == 3
+    captured = capsys.readouterr()
+    assert "0 of 0 results right" in captured.out
+    assert "2 cases not run: time limit" in captured.err
+    assert main(["kernels", "--time-limit", "600"]) == 0
+    assert "2 of 2 results right" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_anything_runs(
+    registered, tmp_path, capsys
+):
+    registered(ours=provider(raises))
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert main(["kernels", "--out", str(out)]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith(f"cannot write to --out {out}: ")
+        assert captured.err.count("\n") == 1
+
+
 def test_list_shows_cases_and_runs_none(registered, capsys):
     registered(ours=provider(raises))
     assert main(["kernels", "--list"]) == 0
