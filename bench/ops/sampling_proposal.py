@@ -24,7 +24,7 @@ from frspec_kernels.reduced_topk import (
     reduced_vocab_topk,
 )
 from frspec_kernels.sampling_proposal import Children, draw_children
-from frspec_kernels.sampling_tree_reference import draw_children_reference
+from frspec_kernels.sampling_proposal_reference import draw_children_reference
 
 TEMPERATURE = 0.8
 SEED, POSITION, DEPTH = 77, 500, 2

@@ -5,7 +5,10 @@ import torch
 
 from frspec_kernels import tree
 from frspec_kernels.sampling_proposal import Children, draw_children, lists_of_tree
-from frspec_kernels.sampling_tree_reference import draw_children_reference
+from frspec_kernels.sampling_proposal_reference import (
+    draw_children_on_cpu,
+    draw_children_reference,
+)
 from frspec_kernels.tree_reference import build_tree_reference, grow_tree_reference
 from tests.kernels.sampling_problem import DEVICE
 
@@ -25,6 +28,12 @@ def empty(rows, width, children):
     )
 
 
+def assert_same_children(got, expected):
+    assert torch.equal(got.token_ids.cpu(), expected.token_ids)
+    torch.testing.assert_close(got.q.cpu(), expected.q, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(got.scores.cpu(), expected.scores, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("width", "children", "fixed"), [(64, 10, 9), (8, 4, 3), (5, 5, 0), (33, 6, 2), (2, 1, 0)]
 )
@@ -38,6 +47,12 @@ def test_children_equal_the_reference(width, children, fixed):
         probs.to(DEVICE), ids.to(DEVICE), temperatures.to(DEVICE), seeds.to(DEVICE),
         lens.to(DEVICE), 2, children=children, fixed=fixed, out=out,
     )  # fmt: skip
+    assert_same_children(
+        got,
+        draw_children_on_cpu(
+            probs, ids, temperatures, seeds, lens, 2, children=children, fixed=fixed
+        ),
+    )
     for row in range(batch * beams):
         b = row // beams
         tokens, scores, q = draw_children_reference(
@@ -58,6 +73,18 @@ def test_missing_candidates_come_last():
     got = draw_children(probs, ids, one, zero, zero, 0, children=4, fixed=1)
     assert got.token_ids[0].tolist() == [9, 4, 3, 2]
     assert got.scores[0, 2:].tolist() == [0.0, 0.0]
+    on_cpu = [x.cpu() for x in (probs, ids, one, zero, zero)]
+    assert_same_children(got, draw_children_on_cpu(*on_cpu, 0, children=4, fixed=1))
+
+
+def test_a_greedy_request_proposes_what_the_head_found_best():
+    """Children and scores of a step without a draw, bit for bit."""
+    probs, ids = lists(6, 8, 3)
+    zero = torch.zeros(2, device=DEVICE)
+    lens = torch.tensor([4, 9], device=DEVICE)
+    got = draw_children(probs.to(DEVICE), ids.to(DEVICE), zero, lens, lens, 1, children=4, fixed=3)
+    assert torch.equal(got.token_ids.cpu(), ids[:, :4])
+    assert torch.equal(got.scores.cpu(), probs[:, :4])
 
 
 def test_lists_of_a_built_tree():

@@ -9,7 +9,8 @@ this list, tempered and renormalised:
 Any q is exact (``docs/sampling.md``), so the cut costs accepted tokens only. The first ``fixed``
 candidates are children as they are; the other ``children - fixed`` are drawn without replacement
 from the rest, by an exponential race over the numbers of q. A place's score is what is known before
-its draw: q of a fixed child, the mass that is left to draw from for a drawn one.
+its draw: q of a fixed child, the mass that is left to draw from for a drawn one. A greedy request
+draws nothing: its children are the best candidates and their scores the head's probabilities.
 
 Letters: B requests, L lists of a request at this step (1 at the root, then one for each beam), C
 candidates of a list, K children. The lists of a tree with K children, of :class:`DraftLists`, stand
@@ -33,7 +34,7 @@ class Children(NamedTuple):
 
     token_ids: Tensor  # [B * L, K] int64: fixed children, then drawn ones as they were drawn
     scores: Tensor  # [B * L, K] float32, in [0, 1]; what a place's selection may depend on
-    q: Tensor  # [B * L, C] float32: the list's probabilities, summing to 1
+    q: Tensor  # [B * L, C] float32: the list's probabilities, summing to 1 unless greedy
 
 
 def draw_children(
@@ -53,7 +54,7 @@ def draw_children(
     Args:
         probs: ``[B * L, C]`` float32, the draft's, best first; 0 for a missing candidate.
         token_ids: ``[B * L, C]`` int64, distinct in a row.
-        temperatures: ``[B]`` float32. A greedy request (0) keeps the draft's probabilities.
+        temperatures: ``[B]`` float32; 0 is greedy.
         seeds: ``[B]`` int64.
         seq_lens: ``[B]`` tokens before the root, int64 or int32.
         depth: of the nodes whose children these are; 0 is the root.
@@ -64,20 +65,8 @@ def draw_children(
     Raises:
         TypeError, ValueError: tensors or sizes that do not fit each other.
     """
-    batch = seq_lens.shape[0]
-    if probs.dim() != 2 or batch == 0 or probs.shape[0] % batch:
-        raise ValueError(f"probs are [B * L, C] for B = {batch}, got {list(probs.shape)}")
+    batch = _check(probs, token_ids, temperatures, seeds, seq_lens, children, fixed)
     rows, width = probs.shape
-    if not 0 <= fixed < children <= width <= MAX_LIST:
-        raise ValueError(
-            f"need 0 <= fixed < children <= candidates <= {MAX_LIST}, "
-            f"got {fixed}, {children}, {width}"
-        )
-    check_tensor("probs", probs, (rows, width), torch.float32)
-    check_tensor("token_ids", token_ids, (rows, width), torch.int64)
-    check_tensor("temperatures", temperatures, (batch,), torch.float32)
-    check_tensor("seeds", seeds, (batch,), torch.int64)
-    check_tensor("seq_lens", seq_lens, (batch,), *INDEX_TYPES)
     result = out or Children(
         torch.empty(rows, children, dtype=torch.int64, device=probs.device),
         torch.empty(rows, children, dtype=torch.float32, device=probs.device),
@@ -92,6 +81,33 @@ def draw_children(
         num_warps=1, **pdl_options(probs.device),
     )  # fmt: skip
     return result
+
+
+def _check(
+    probs: Tensor,
+    token_ids: Tensor,
+    temperatures: Tensor,
+    seeds: Tensor,
+    seq_lens: Tensor,
+    children: int,
+    fixed: int,
+) -> int:
+    """The batch."""
+    batch = seq_lens.shape[0]
+    if probs.dim() != 2 or batch == 0 or probs.shape[0] % batch:
+        raise ValueError(f"probs are [B * L, C] for B = {batch}, got {list(probs.shape)}")
+    rows, width = probs.shape
+    if not 0 <= fixed < children <= width <= MAX_LIST:
+        raise ValueError(
+            f"need 0 <= fixed < children <= candidates <= {MAX_LIST}, "
+            f"got {fixed}, {children}, {width}"
+        )
+    check_tensor("probs", probs, (rows, width), torch.float32)
+    check_tensor("token_ids", token_ids, (rows, width), torch.int64)
+    check_tensor("temperatures", temperatures, (batch,), torch.float32)
+    check_tensor("seeds", seeds, (batch,), torch.int64)
+    check_tensor("seq_lens", seq_lens, (batch,), *INDEX_TYPES)
+    return batch
 
 
 def lists_of_tree(

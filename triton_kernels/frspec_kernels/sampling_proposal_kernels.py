@@ -39,11 +39,12 @@ def draw_children_kernel(
     usable = (p > 0) & (lane < C)
     best = tl.max(tl.where(usable, p, 0.0), axis=0)
     temperature = tl.load(temperatures_ptr + request)
-    cold = (temperature < 1.1754943508222875e-38) | (best <= 0)
+    greedy = temperature < 1.1754943508222875e-38
+    cold = greedy | (best <= 0)
     power = tl.log2(tl.where(usable, p / best, 1.0)) / tl.where(cold, 1.0, temperature)
     weights = tl.where(usable, tl.where(cold, p, tl.exp2(power)), 0.0)
     total = tl.sum(weights, axis=0)
-    q = weights / tl.where(total > 0, total, 1.0)
+    q = weights / tl.where((total > 0) & (greedy == 0), total, 1.0)
     tl.store(q_ptr + row * C + lane, q, mask=lane < C)
 
     token = tl.maximum(ids, 0)
@@ -56,7 +57,7 @@ def draw_children_kernel(
     words = tl.where(word < 2, tl.where(word == 0, a, b), tl.where(word == 2, c, d))
     # The race's order is that of drawing without replacement. Candidates of probability 0 come
     # last: they fill places that would stay empty, and are accepted with probability 0.
-    speeds = tl.where(q > 0, q / exponential(words), -1.0 - lane)
+    speeds = tl.where(q > 0, tl.where(greedy, q, q / exponential(words)), -1.0 - lane)
     keys = sortable_key(score_order(speeds), token)
     keys = tl.where((lane >= FIXED) & (lane < C), keys, LOWEST_KEY)
     for place in range(K):
@@ -65,8 +66,10 @@ def draw_children_kernel(
             score = tl.sum(tl.where(taken, q, 0.0), axis=0)
         else:
             taken = keys == tl.max(keys, axis=0)
-            # What is known before the draw: the mass that it is made from.
-            score = tl.sum(tl.where(lane >= FIXED, q, 0.0), axis=0)
+            # What is known before the draw: the mass that it is made from. A greedy request draws
+            # nothing: its child is the next best candidate.
+            known = tl.where(greedy, taken, lane >= FIXED)
+            score = tl.sum(tl.where(known, q, 0.0), axis=0)
         tl.store(children_ptr + row * K + place, tl.sum(tl.where(taken, ids, 0), axis=0))
         tl.store(scores_ptr + row * K + place, score)
         q = tl.where(taken, 0.0, q)

@@ -1,4 +1,4 @@
-"""What :mod:`frspec_kernels.sampling` and its proposals compute, in PyTorch with float64.
+"""What :mod:`frspec_kernels.sampling` computes, in PyTorch with float64.
 
 The same rule and the same random numbers; ``margin`` tells how clear each outcome was, for float32
 decides as float64 does wherever the margin is above its rounding.
@@ -178,29 +178,3 @@ def race(weights: Tensor, seed: int, position: int, depth: int) -> tuple[int, fl
     best = speeds.topk(min(2, len(ids)))
     clear = float(1 - best.values[1] / best.values[0]) if len(ids) > 1 else 1.0
     return int(ids[best.indices[0]]), clear
-
-
-def draw_children_reference(
-    probs: Tensor,
-    token_ids: Tensor,
-    temperature: float,
-    seed: int,
-    position: int,
-    depth: int,
-    branch: int,
-    children: int,
-    fixed: int,
-) -> tuple[list[int], list[float], Tensor]:
-    """One list of :func:`frspec_kernels.sampling_proposal.draw_children`: children, scores, q."""
-    weights = probs.double() ** (1 / temperature) if temperature > 0 else probs.double()
-    q = weights / weights.sum()
-    four = random.words(seed, token_ids // 4, position, random.DRAW, depth, branch)
-    word = four.gather(0, (token_ids % 4)[None])[0]
-    speeds = q / random.exponential(word)
-    speeds[:fixed] = -1
-    order = [*range(fixed), *speeds.argsort(descending=True)[: children - fixed].tolist()]
-    scores, left = q[:fixed].tolist(), float(q[fixed:].sum())
-    for place in order[fixed:]:
-        scores.append(left)
-        left -= float(q[place])
-    return [int(token_ids[i]) for i in order], scores, q

@@ -1,0 +1,89 @@
+"""What :mod:`frspec_kernels.sampling_proposal` computes, in PyTorch with float64.
+
+Once for a single list, as the rule is said, and once for all lists together, as a CPU serves it.
+"""
+
+import torch
+from torch import Tensor
+
+from . import sampling_random_reference as random
+from .sampling_proposal import Children
+
+
+def draw_children_reference(
+    probs: Tensor,
+    token_ids: Tensor,
+    temperature: float,
+    seed: int,
+    position: int,
+    depth: int,
+    branch: int,
+    children: int,
+    fixed: int,
+) -> tuple[list[int], list[float], Tensor]:
+    """One list of :func:`frspec_kernels.sampling_proposal.draw_children`: children, scores, q."""
+    if temperature == 0:
+        q = probs.double()
+        return token_ids[:children].tolist(), q[:children].tolist(), q
+    weights = probs.double() ** (1 / temperature)
+    q = weights / weights.sum()
+    four = random.words(seed, token_ids // 4, position, random.DRAW, depth, branch)
+    word = four.gather(0, (token_ids % 4)[None])[0]
+    speeds = q / random.exponential(word)
+    speeds[:fixed] = -1
+    order = [*range(fixed), *speeds.argsort(descending=True)[: children - fixed].tolist()]
+    scores, left = q[:fixed].tolist(), float(q[fixed:].sum())
+    for place in order[fixed:]:
+        scores.append(left)
+        left -= float(q[place])
+    return [int(token_ids[i]) for i in order], scores, q
+
+
+def draw_children_on_cpu(
+    probs: Tensor,
+    token_ids: Tensor,
+    temperatures: Tensor,
+    seeds: Tensor,
+    seq_lens: Tensor,
+    depth: int,
+    *,
+    children: int,
+    fixed: int,
+) -> Children:
+    """:func:`frspec_kernels.sampling_proposal.draw_children` without a GPU, for all lists."""
+    rows, width = probs.shape
+    lists = rows // seq_lens.shape[0]
+
+    def each(of_request: Tensor) -> Tensor:
+        return of_request.repeat_interleave(lists)[:, None]
+
+    greedy = each(temperatures < torch.finfo(torch.float32).tiny)
+    p = torch.where(probs > 0, probs.double(), 0.0)
+    best = p.amax(1, keepdim=True).clamp(min=1e-300)
+    heat = torch.where(greedy, 1.0, each(temperatures.double()))
+    weights = torch.where(greedy, p, (p / best) ** (1 / heat))
+    total = weights.sum(1, keepdim=True)
+    q = torch.where(greedy | (total <= 0), weights, weights / total.clamp(min=1e-300))
+    branch = (torch.arange(rows, device=probs.device) % lists)[:, None]
+    word = _words(each(seeds), token_ids, each(seq_lens), depth, branch)
+    order = -1.0 - torch.arange(width, device=probs.device)
+    speeds = torch.where(greedy, q, q / random.exponential(word)).where(q > 0, order)
+    speeds[:, :fixed] = torch.inf
+    place = speeds.argsort(dim=1, descending=True, stable=True)[:, :children]
+    place[:, :fixed] = torch.arange(fixed, device=probs.device)
+    shares = q.gather(1, place)
+    drawn = shares[:, fixed:]
+    left = q[:, fixed:].sum(1, keepdim=True) - drawn.cumsum(1) + drawn
+    shares[:, fixed:] = torch.where(greedy, drawn, left.clamp(min=0))
+    return Children(token_ids.gather(1, place), shares.float(), q.float())
+
+
+def _words(seeds: Tensor, ids: Tensor, positions: Tensor, depth: int, branch: Tensor) -> Tensor:
+    """One word for each id [rows, C]; the others are [rows, 1]."""
+    same = torch.zeros_like(ids)
+    counter = (
+        ids // 4, same + (positions.long() & 0xFFFFFFFF), same + (depth * 4 + random.DRAW),
+        same + branch,
+    )  # fmt: skip
+    four = random.philox(counter, (seeds & 0xFFFFFFFF, (seeds >> 32) & 0xFFFFFFFF))
+    return four.gather(0, (ids % 4)[None])[0]
