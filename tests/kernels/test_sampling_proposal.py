@@ -73,8 +73,10 @@ def test_missing_candidates_come_last():
     got = draw_children(probs, ids, one, zero, zero, 0, children=4, fixed=1)
     assert got.token_ids[0].tolist() == [9, 4, 3, 2]
     assert got.scores[0, 2:].tolist() == [0.0, 0.0]
-    on_cpu = [x.cpu() for x in (probs, ids, one, zero, zero)]
-    assert_same_children(got, draw_children_on_cpu(*on_cpu, 0, children=4, fixed=1))
+    expected = draw_children_on_cpu(
+        probs.cpu(), ids.cpu(), one.cpu(), zero.cpu(), zero.cpu(), 0, children=4, fixed=1
+    )
+    assert_same_children(got, expected)
 
 
 def test_a_greedy_request_proposes_what_the_head_found_best():
@@ -124,6 +126,33 @@ def test_lists_of_a_built_tree():
         leaves = set(range(shape.nodes)) - set(built.parents[b].tolist())
         assert all(int(found.rows[b, leaf]) == -1 for leaf in leaves)
     assert drawn_nodes > 2
+
+
+def test_which_places_are_verified_does_not_depend_on_the_tokens():
+    """Scores full of ties, the same under other tokens: the same candidates are selected."""
+    shape = tree.TreeShape(top_k=4, steps=3, nodes=12)
+    g = torch.Generator().manual_seed(5)
+    batch = 40 if DEVICE == "cuda" else 5
+    candidates = tree.empty_candidates(shape, batch, "cpu")
+    for step in range(shape.steps):
+        rows = batch * (1 if step == 0 else shape.top_k)
+        scores = torch.randint(1, 4, (rows, shape.top_k), generator=g) / 4
+        ids = torch.randperm(1000, generator=g)[: shape.top_k].expand(rows, -1).contiguous()
+        grow_tree_reference(candidates, shape, step, scores, ids)
+    zero = torch.zeros(batch, dtype=torch.int64, device=DEVICE)
+
+    def selected(tokens, ties_by_place):
+        other = candidates._replace(tokens=tokens)
+        there = tree.Candidates(*(x.to(DEVICE) for x in other))
+        built = tree.build_tree(there, shape, zero, zero, ties_by_place=ties_by_place)
+        expected = build_tree_reference(other, shape, zero.cpu(), zero.cpu(), ties_by_place)
+        for got, wanted in zip(built, expected, strict=True):
+            assert torch.equal(got.cpu(), wanted)
+        return built.selected
+
+    one, another = torch.randint(0, 1 << 20, (2, *candidates.tokens.shape), generator=g)
+    assert torch.equal(selected(one, True), selected(another, True))
+    assert not torch.equal(selected(one, False), selected(another, False))
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,7 @@ def build_tree(
     out: BuiltTree | None = None,
     draft_mask: Tensor | None = None,
     full_mask: Tensor | None = None,
+    ties_by_place: bool = False,
 ) -> BuiltTree:
     """Choose the N - 1 best candidates and lay the tree out for verification.
 
@@ -164,6 +165,8 @@ def build_tree(
         full_mask: bool or uint8 of at least ``N (sum(seq_lens) + B N)``, whose tree columns are
             filled as in SGLang's ``FULL_MASK``. The columns of the context are left alone: set
             them to True once. Its length cannot be checked without reading ``seq_lens``.
+        ties_by_place: order equal scores of a step as the candidates stand, not by token id: then
+            the choice depends on no token, which drawn ones require (``docs/sampling.md``).
 
     Raises:
         TypeError, ValueError: tensors that do not fit the shape, or both masks.
@@ -182,7 +185,8 @@ def build_tree(
     sizes = build_constexprs(shape)
     build_tree_kernel[(batch,)](
         *candidates, root_tokens, seq_lens, *tree, bytes_out,
-        **sizes, MASK_KIND=kind, num_warps=build_warps(sizes["BLOCK_C"]),
+        **sizes, MASK_KIND=kind, TIES_BY_PLACE=ties_by_place,
+        num_warps=build_warps(sizes["BLOCK_C"]),
         **pdl_options(device),
     )  # fmt: skip
     return tree

@@ -142,6 +142,7 @@ def build_tree_kernel(
     N: tl.constexpr,
     W: tl.constexpr,
     MASK_KIND: tl.constexpr,
+    TIES_BY_PLACE: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,  # at least N - 1
@@ -169,7 +170,8 @@ def build_tree_kernel(
     beyond = tl.maximum(candidate - K, 0)
     step = tl.where(candidate < K, 0, beyond // (K * K) + 1)
     place = tl.where(candidate < K, candidate, beyond % (K * K))
-    keys = tl.where(real, candidate_key(score, step, token, place), LOWEST_KEY)
+    tied = token * 0 if TIES_BY_PLACE else token
+    keys = tl.where(real, candidate_key(score, step, tied, place), LOWEST_KEY)
     best = tl.topk(keys, BLOCK_K)
     worst = tl.max(tl.where(tl.arange(0, BLOCK_K) == N - 2, best, LOWEST_KEY), axis=0)
     chosen = real & (keys >= worst)

@@ -126,7 +126,8 @@ def _build_spec(shape: TreeShape, mask_kind: int) -> CompileSpec:
     signature = _pointers("fp32", "scores_ptr") | _pointers("i64", *long)
     signature |= _pointers("i32", "parents_ptr", "depths_ptr", "mask_ptr")
     constexprs: dict[str, int | None] = {
-        **build_constexprs(shape), "MASK_KIND": mask_kind, "USE_PDL": False,
+        **build_constexprs(shape), "MASK_KIND": mask_kind, "TIES_BY_PLACE": False,
+        "USE_PDL": False,
     }  # fmt: skip
     if mask_kind:
         signature |= _pointers("u8", "byte_mask_ptr")

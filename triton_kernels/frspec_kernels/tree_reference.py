@@ -50,13 +50,17 @@ def candidate_steps(shape: TreeShape, device: torch.device) -> Tensor:
 
 
 def build_tree_reference(
-    candidates: Candidates, shape: TreeShape, root_tokens: Tensor, seq_lens: Tensor
+    candidates: Candidates,
+    shape: TreeShape,
+    root_tokens: Tensor,
+    seq_lens: Tensor,
+    ties_by_place: bool = False,
 ) -> BuiltTree:
     """:func:`frspec_kernels.tree.build_tree`."""
     scores, tokens, parents = candidates
     batch, n, device = scores.shape[0], shape.nodes, scores.device
     steps = candidate_steps(shape, device).expand(batch, -1)
-    order = tokens.argsort(dim=1, stable=True)
+    order = (tokens * (not ties_by_place)).argsort(dim=1, stable=True)
     order = order.gather(1, steps.gather(1, order).argsort(dim=1, stable=True))
     by_score = scores.gather(1, order).argsort(dim=1, descending=True, stable=True)
     selected = order.gather(1, by_score)[:, : n - 1].sort(dim=1).values
