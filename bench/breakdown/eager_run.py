@@ -1,6 +1,5 @@
 """Measure the eager loop: untraced for the length of a cycle, traced for its parts."""
 
-import json
 import tempfile
 import time
 from collections import defaultdict
@@ -14,10 +13,11 @@ from torch.profiler import ProfilerActivity
 from bench.breakdown.eager_loop import EagerLoop
 from bench.breakdown.parts import UNKNOWN, Key, Split
 from bench.breakdown.ranges import NAMES, HostClock, annotated, unmarked
-from bench.breakdown.timeline import Event, Ranges, busy, gpu_events, launch_times
+from bench.breakdown.timeline import Ranges, busy, gpu_events, launch_times
+from bench.serving.trace_file import Event, read_events
 
 WARM_UPS = 3
-TRACED = 5
+TRACED = 3
 _RESYNC = 24  # kernels that a library may use more or less of at one place
 NOWHERE: Key = ("between", UNKNOWN)
 
@@ -88,10 +88,11 @@ def _trace(
                 cycle()
             length = time.perf_counter() - began
     with tempfile.TemporaryDirectory() as scratch:
-        path = (folder or Path(scratch)) / f"{name}.json"
+        # The suffix decides whether the profiler compresses what it writes.
+        path = folder / f"{name}.json.gz" if folder else Path(scratch) / "trace.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+        events = read_events(path)
     return _within(events), 1e6 * length / TRACED
 
 

@@ -22,8 +22,8 @@ _KINDS = tuple(
     for kind, pattern in (
         ("copies", r"^mem(cpy|set)|memcpy32_post|copy_all_layer_kv|snapshot_kernel"),
         (SPLIT_K, r"splitKreduce|split_k_reduce"),
-        (METADATA, r"kv_indices|kv_splits|cache_locs?\b|cache_loc|prepare_varlen|position_kernel"),
-        ("draft head", r"slice_topk|merge_slices|reduced_(topk|head)"),
+        (METADATA, r"kv_indices|kv_splits|cache_loc|prepare_varlen|position_kernel|pack_mask"),
+        ("draft head", r"slice_topk|merge_(slices|shards)|reduced_(topk|head)"),
         ("norms", r"norm(?!al)"),
         (ACTIVATION, r"act_and_mul|silu|gelu"),
         (
@@ -31,10 +31,14 @@ _KINDS = tuple(
             r"attention|attn|_fwd_(grouped_)?kernel|fmha|flash|merge_s(plits|tate)|rope|rotary"
             r"|store_?kv|set_kv_buffer|Batch(Prefill|Decode)|PagedParams|device_kernel.*Mainloop",
         ),
-        ("acceptance", r"accept|argmax|VerifyTree|tree_speculative|fill_bonus"),
+        (
+            "acceptance",
+            r"accept|argmax|VerifyTree|tree_speculative|fill_bonus|tally_kernel|softmax_parts"
+            r"|candidate_bound|collect_candidates|decide_children|race_kernel|finish_sampled",
+        ),
         ("softmax", r"softmax"),
         ("tree", r"grow_tree|build_tree|tree_kernel|select_top_k|organize_draft"),
-        ("top-k", r"topk|top_k|bitonicSort|radixSort|radix_sort|scan_by_key"),
+        ("top-k", r"topk|top_k|draw_children|bitonicSort|radixSort|radix_sort|scan_by_key"),
         (GEMM, r"nvjet|gemm|gemv|cutlass|xmma|cublas|splitK|wgmma|matmul"),
         (GATHER, r"indexSelect|vectorized_gather|embedding|gather_embed"),
         (

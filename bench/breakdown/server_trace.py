@@ -1,14 +1,14 @@
 """Split a server's trace into the parts of its decode rounds."""
 
-import gzip
-import json
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.breakdown.parts import PHASES, Key, Split
 from bench.breakdown.server_kernels import label
-from bench.breakdown.timeline import Event, busy, gpu_events
+from bench.breakdown.timeline import busy, gpu_events
+from bench.serving.trace_file import Event, TraceError, read_events
 
 # Kernels of which one runs in each round: greedy acceptance, ours and SGLang's.
 _ONCE_A_ROUND = ("accept_greedy_kernel", "VerifyTreeGreedy", "tree_speculative_sampling")
@@ -20,22 +20,25 @@ _RANGES = {
 }
 
 
-class TraceError(RuntimeError):
-    """A trace without decode rounds."""
+@dataclass(frozen=True)
+class Traced:
+    """A trace to be split, and what the split cannot see in it; see :func:`split`."""
+
+    path: Path
+    implementation: str
+    vocab: int
+    steps: int
+    cycle_us: float | None
 
 
-def read_events(path: Path) -> list[Event]:
-    """Events of a torch profiler trace, compressed or not.
+def split_file(traced: Traced) -> Split:
+    """The split of one trace.
 
     Raises:
-        TraceError: the file is no trace.
+        TraceError: it is none of decode rounds.
     """
-    opened = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opened(path, "rt", encoding="utf-8", errors="replace") as file:
-            return json.load(file)["traceEvents"]
-    except (json.JSONDecodeError, KeyError, EOFError, gzip.BadGzipFile) as error:
-        raise TraceError(f"{path} is no torch profiler trace: {error}") from None
+    given = asdict(traced)
+    return split(read_events(given.pop("path")), **given)
 
 
 def split(

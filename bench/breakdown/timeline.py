@@ -5,9 +5,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
-ON_GPU = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
-ON_HOST = frozenset(("cuda_runtime", "cuda_driver"))
-Event = dict[str, Any]
+from bench.serving.trace_file import ON_GPU, ON_HOST, Event
+
 Label = TypeVar("Label", bound=Hashable)
 
 

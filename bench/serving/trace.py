@@ -1,26 +1,13 @@
 """Kernels, launches and idle time of a decode round, from a trace of SGLang's profile endpoint."""
 
-import gzip
 import itertools
-import json
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from bench.serving import client
 from bench.serving.servers import Server
-
-_ON_GPU = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
-_ON_HOST = frozenset(("cuda_runtime", "cuda_driver"))
-_TRACE_SECONDS = 60.0
-Event = dict[str, Any]
-
-
-class TraceError(RuntimeError):
-    """No trace, or none of decode rounds."""
+from bench.serving.trace_file import ON_GPU, ON_HOST, Event, TraceError, read_events, record
 
 
 @dataclass(frozen=True)
@@ -59,38 +46,21 @@ def profile(
         TraceError: no trace came, or no round can be made out in it.
         RequestFailedError: the server failed.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    body = {"output_dir": str(folder.absolute()), "num_steps": rounds, "activities": ["GPU"]}
-    client.post(server.url, "/start_profile", body | {"with_stack": False}, timeout=60)
-    # The trace begins with the prefill, which is mostly cached, and ends by itself.
-    client.generate(server.url, texts, answer_tokens(rounds))
-    return analyse(_events(_newest_trace(folder)), rounds)
+    # What the host does is not traced: that would slow it, and with it the round.
+    path = record(
+        server.url,
+        texts,
+        folder,
+        rounds=rounds,
+        new_tokens=answer_tokens(rounds),
+        activities=["GPU"],
+    )
+    return analyse(read_events(path), rounds)
 
 
 def answer_tokens(rounds: int) -> int:
     """Tokens of answers that last for the traced rounds, at up to ten tokens a round."""
     return 10 * rounds
-
-
-def _newest_trace(folder: Path) -> Path:
-    end = time.monotonic() + _TRACE_SECONDS
-    while time.monotonic() < end:
-        traces = sorted(folder.rglob("*.trace.json.gz"), key=lambda path: path.stat().st_mtime)
-        if traces and _is_complete(traces[-1]):
-            return traces[-1]
-        time.sleep(0.5)
-    raise TraceError(f"no trace in {folder} after {_TRACE_SECONDS:.0f} s")
-
-
-def _is_complete(path: Path) -> bool:
-    size = path.stat().st_size
-    time.sleep(0.5)
-    return 0 < size == path.stat().st_size
-
-
-def _events(path: Path) -> list[Event]:
-    with gzip.open(path, "rt", encoding="utf-8", errors="replace") as file:
-        return json.load(file)["traceEvents"]
 
 
 def analyse(events: Iterable[Event], rounds: int) -> RoundProfile:
@@ -103,12 +73,10 @@ def analyse(events: Iterable[Event], rounds: int) -> RoundProfile:
         TraceError: no kernel recurs once a round.
     """
     events = list(events)
-    gpu = sorted((e for e in events if e.get("cat") in _ON_GPU), key=lambda e: e["ts"])
+    gpu = sorted((e for e in events if e.get("cat") in ON_GPU), key=lambda e: e["ts"])
     start, end, count = _window(gpu, rounds)
     inside = [e for e in gpu if start <= e["ts"] < end]
-    calls = Counter(
-        e["name"] for e in events if e.get("cat") in _ON_HOST and start <= e["ts"] < end
-    )
+    calls = Counter(e["name"] for e in events if e.get("cat") in ON_HOST and start <= e["ts"] < end)
     by_kernel: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for event in inside:
         by_kernel[event["name"]][0] += 1 / count

@@ -11,6 +11,7 @@ from bench.breakdown.fit import fit, two_sided
 from bench.breakdown.parts import PARTS, Split, Work, from_json
 from bench.breakdown.predict import with_prediction
 from bench.commands import breakdown
+from bench.serving.trace_file import read_events
 from sgl_frspec.explain import Speculation, cycle_cost, find_device, read_model_shape
 from tests.bench import breakdown_traces as synthetic
 from tests.bench.browser import Browser, executable
@@ -240,7 +241,7 @@ def test_traces_are_kept_on_request(tmp_path):
     out = tmp_path / "out"
     arguments = [_config(tmp_path), *TREE, "--vocab", "64", "--out", str(out), "--keep-traces"]
     assert breakdown.main(arguments) == 0
-    events = json.loads((out / "traces" / "eager-64.json").read_text())["traceEvents"]
+    events = read_events(out / "traces" / "eager-64.json.gz")
     names = {event["name"] for event in events if event.get("cat") == "user_annotation"}
     assert {"draft/LM head", "draft/softmax", "verify/acceptance", "verify/copies"} <= names
 
@@ -272,11 +273,12 @@ def test_parts_that_do_not_add_up_fail_the_command(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["--keep-traces"], "give --out"),
-        (["--cycles", "0"], "must be at least 1"),
+        (["--cycles", "0"], "--cycles is 0; it must be at least 1"),
+        (["--repeat", "0"], "--repeat is 0; it must be at least 1"),
         (["--graphs"], "--graphs needs a GPU"),
         (["--no-eager", "--servers"], "--servers needs a GPU"),
         (["--no-eager"], "nothing was measured"),
-        (["--trace", "frspec=x"], "write NAME:V=FILE"),
+        (["--trace", "frspec=x"], "write NAME:V[:US]=FILE"),
         (["--trace", "frspec:1=missing.json"], "there is no file missing.json"),
         (["--vocab", "4"], "--vocab 4 is smaller than --top-k 10"),
         (["--merge", "missing"], "cannot be read"),

@@ -1,21 +1,34 @@
 """Kernels of servers to parts: synthetic traces with known answers."""
 
+import dataclasses
 import gzip
 import json
+import re
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
+import frspec_kernels
+import sgl_frspec
 from bench.breakdown import server_run
 from bench.breakdown.parts import UNKNOWN
 from bench.breakdown.server_kernels import kind, label
-from bench.breakdown.server_trace import TraceError, read_events, split
+from bench.breakdown.server_run import Asked
+from bench.breakdown.server_trace import split
 from bench.breakdown.timeline import busy
 from bench.serving.chain import make_chain
 from bench.serving.chain_model import ChainModel
+from bench.serving.measure import Sample
+from bench.serving.servers import Fleet
+from bench.serving.trace_file import TraceError, read_events
 from bench.serving.variants import Tree
 from sgl_frspec.explain import Speculation, read_model_shape
 from tests.bench import breakdown_traces as synthetic
+from tests.bench.fake_server import fake_server
 
 
 def _split(events, **given):
@@ -122,6 +135,16 @@ def test_names_of_kernels(name, expected):
     assert kind(name) == expected
 
 
+def test_every_kernel_of_ours_is_known_by_its_name():
+    root = Path(frspec_kernels.__file__).parent
+    sources = [*root.glob("*.py"), *Path(sgl_frspec.__file__).parent.glob("*.py")]
+    kernel = re.compile(r"^@triton\.jit(?:\(.*?\))?\ndef (\w+_kernel)\(", re.MULTILINE | re.DOTALL)
+    names = [name for path in sources for name in kernel.findall(path.read_text())]
+    assert "slice_topk_kernel" in names
+    assert "pack_mask_kernel" in names
+    assert {name: kind(name) for name in names if kind(name) in (None, "glue")} == {}
+
+
 def test_a_product_without_known_neighbours_is_unattributed():
     assert label([synthetic.GEMM]) == [("between", UNKNOWN)]
 
@@ -147,39 +170,151 @@ def test_a_file_that_is_no_trace_is_named(tmp_path, name):
         read_events(tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("stock", Asked("stock", None)),
+        ("stock:8192", Asked("stock", 8192)),
+        ("frspec:32768", Asked("frspec", 32768)),
+    ],
+)
+def test_servers_are_named_by_their_map(given, expected):
+    assert Asked.parse(given) == expected
+
+
+@pytest.mark.parametrize("given", ["frspec", "eagle", "stock:", "stock:0", "frspec:many"])
+def test_what_names_no_server_is_refused(given):
+    with pytest.raises(ValueError, match="write stock for the whole vocabulary"):
+        Asked.parse(given)
+
+
 def test_servers_of_every_map_size_and_the_shape_they_serve(tmp_path):
-    model = ChainModel(tmp_path, tmp_path, tmp_path / "map.pt", make_chain(2048, 1024, 0.8))
-    torch.save(list(range(500, 0, -1)), model.token_map)
-    sizes = server_run.variants(model, tmp_path, [100, 400])
-    named = {variant.name: size for variant, size in sizes.items()}
-    assert named == {
-        "stock": None,
-        "stock-map-100": 100,
-        "frspec-100": 100,
-        "stock-map-400": 400,
-        "frspec-400": 400,
+    chain = make_chain(2048, 1024, 0.8)
+    asked = [Asked.parse(text) for text in ("stock", "stock:400", "frspec:400", "frspec:1024")]
+    servers = {v.name: (v, each) for v, each in server_run.variants(chain, tmp_path, asked).items()}
+    assert {name: each for name, (_, each) in servers.items()} == {
+        "stock": asked[0],
+        "stock-400": asked[1],
+        "frspec-400": asked[2],
+        "frspec-1024": asked[3],
     }
-    ours = next(variant for variant in sizes if variant.name == "frspec-100")
-    assert ours.backend == "frspec"
-    flags = ours.speculative_flags(tmp_path, tmp_path, Tree(2, 3, 6)) + list(ours.flags)
-    last = len(flags) - 1 - flags[::-1].index("--speculative-token-map")
-    assert torch.load(flags[last + 1], weights_only=True) == list(range(500, 400, -1))
+    assert servers["frspec-400"][0].backend == "frspec"
+    assert not servers["stock-400"][0].backend
+    maps = {}
+    for name, (variant, each) in servers.items():
+        flags = variant.speculative_flags(tmp_path, tmp_path, Tree(2, 3, 6)) + list(variant.flags)
+        if each.size is None:
+            assert "--speculative-token-map" not in flags
+            continue
+        last = len(flags) - 1 - flags[::-1].index("--speculative-token-map")
+        maps[name] = torch.load(flags[last + 1], weights_only=True)
+        assert len(set(maps[name])) == len(maps[name]) == each.size
+        assert bool(chain.hot[maps[name]].all())
+    assert maps["stock-400"] == maps["frspec-400"] == maps["frspec-1024"][:400]
+    # What is generated is in a small map as far as it is in the largest.
+    generated = torch.tensor(chain.continuation(0, 200))
+    assert set(generated[chain.hot[generated]].tolist()) <= set(maps["stock-400"])
     shape = server_run.serving_shape("x", read_model_shape("llama-3-8b"), 400)
     assert (shape.vocab, shape.hidden, shape.layers, shape.hot) == (128_256, 4096, 32, 400)
 
 
+class _Servers:
+    """Two servers that trace what they are given, in the place of ``running``."""
+
+    def __init__(self, url):
+        self.url = url
+        self.stopped = False
+
+    @contextmanager
+    def __call__(self, variants, settings, say):
+        assert settings.gpu
+        assert settings.start_together
+        process = SimpleNamespace(log_tail=lambda: "last line")
+        servers = [
+            SimpleNamespace(variant=v, url=f"{self.url}/{v.name}", process=process)
+            for v in variants
+        ]
+        yield Fleet(cast(Any, servers))
+        self.stopped = True
+
+
+def test_servers_are_timed_and_traced_again_and_again(tmp_path, monkeypatch):
+    shape = dataclasses.replace(read_model_shape("llama-3-8b"), vocab=2048, hidden=64)
+    chain = make_chain(2048, 1024, 0.8)
+    model = ChainModel(tmp_path, tmp_path, tmp_path / "map.pt", chain)
+    us = {"stock": 0.0, "frspec-1024": 0.0}
+    traced = []
+
+    def reply(path, body):
+        _, name, what = path.split("/")
+        if what == "start_profile":
+            events, truth = synthetic.trace(body["num_steps"], name != "stock", gap=1.0)
+            us[name] = sum(truth.values())
+            if name == "stock" and len(traced) == 2:
+                events = events[:5]
+            traced.append((name, body["activities"]))
+            with gzip.open(f"{body['output_dir']}/1-TP-0.trace.json.gz", "wt") as file:
+                json.dump({"traceEvents": events}, file)
+            return "Start profiling."
+        tokens = body["sampling_params"]["max_new_tokens"]
+        meta = {"completion_tokens": tokens, "spec_verify_ct": tokens // 4}
+        return [{"output_ids": chain.continuation(0, tokens), "meta_info": meta}]
+
+    def take_turns(servers, *rest):
+        # Medians of 4 and of 5 ms a round.
+        times = {"stock": (39.0, 40.0, 90.0), "frspec-1024": (50.0, 10.0, 60.0)}
+        return {
+            s.variant.name: [Sample(ms, 10, 40, 4.0, 0) for ms in times[s.variant.name]]
+            for s in servers
+        }
+
+    found, lines = [], []
+    monkeypatch.setattr(server_run, "make_chain_model", lambda folder, served: model)
+    monkeypatch.setattr(server_run, "take_turns", take_turns)
+    with fake_server(reply) as url:
+        servers = _Servers(url)
+        monkeypatch.setattr(server_run, "running", servers)
+        failures = server_run.measure(
+            "x",
+            shape,
+            Speculation(draft_vocab=100, steps=2, top_k=3, nodes=6, context=5),
+            [Asked("stock", None), Asked("frspec", 1024)],
+            backend="triton",
+            repeat=2,
+            model_folder=tmp_path,
+            out=tmp_path / "out",
+            start_seconds=1.0,
+            keep_traces=True,
+            say=lines.append,
+            found=found.append,
+        )
+    assert servers.stopped
+    assert traced == [("stock", ["CPU", "GPU"]), ("frspec-1024", ["CPU", "GPU"])] * 2
+    first, second = found
+    assert [(s.implementation, s.vocab) for s in first] == [("stock", 2048), ("frspec", 1024)]
+    assert [split.busy_us for split in first] == pytest.approx([us["stock"], us["frspec-1024"]])
+    assert [split.cycle_us for split in first] == [4000, 5000]
+    assert [split.implementation for split in second] == ["frspec"]
+    assert list(failures) == ["stock:2048"]
+    assert "0 rounds end in a trace of 5 GPU events" in failures["stock:2048"]
+    assert any("4000 us a round (3900 to 9000), accept length 4.00" in line for line in lines)
+    assert len(list((tmp_path / "out" / "traces").rglob("*.gz"))) == 4
+
+
 def test_maps_of_the_whole_vocabulary_are_refused(tmp_path):
     shape = read_model_shape("llama-2-7b")
-    with pytest.raises(ValueError, match="give sizes below 32000 tokens"):
+    with pytest.raises(ValueError, match="name a server with fewer than 32000 ids"):
         server_run.measure(
             "x",
             shape,
             Speculation(draft_vocab=100),
-            [32000],
+            [Asked("frspec", 32000)],
             backend="triton",
+            repeat=1,
             model_folder=tmp_path,
             out=tmp_path,
             start_seconds=1.0,
             keep_traces=False,
             say=print,
+            found=print,
         )

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from bench.serving.client import post
-from bench.serving.trace import TraceError, analyse, profile
+from bench.serving.trace import analyse, profile
+from bench.serving.trace_file import TraceError
 from tests.bench.fake_server import fake_server
 
 
