@@ -1,8 +1,9 @@
-"""Start one real engine, answer all prompts, print one JSON line: ``python run_engine.py JOB``."""
+"""Start one real engine, answer all requests, print one JSON line: ``python run_engine.py JOB``."""
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import sglang  # noqa: TID251 (this file is the engine under test)
 
@@ -27,8 +28,40 @@ def main() -> None:
         [list(chunk["output_ids"]) for chunk in engine.generate(**request, stream=True)]
         for request in job.get("streams", [])
     ]
+    whole = {name: engine.generate(**request) for name, request in job.get("requests", {}).items()}
+    if "abort" in job:
+        whole |= engine.loop.run_until_complete(_abort(engine, **job["abort"]))
+        # An idle engine looks for lost slots of its cache, and ends if it finds one.
+        whole["again"] = engine.generate(**job["abort"]["request"])
+    found = {"answers": answers, "streams": streamed, "whole": whole}
+    if job["engine"].get("enable_metrics"):
+        found["metrics"] = _metrics()
     engine.shutdown()
-    print(MARK + json.dumps({"answers": answers, "streams": streamed}))  # noqa: T201
+    print(MARK + json.dumps(found))  # noqa: T201
+
+
+def _metrics() -> str:
+    """What the server's ``/metrics`` would say."""
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.multiprocess import MultiProcessCollector
+
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)
+    return generate_latest(registry).decode()
+
+
+async def _abort(
+    engine: Any, request: dict[str, Any], chunks: int, beside: dict[str, Any]
+) -> dict[str, Any]:
+    """Abort ``request`` after so many chunks of its stream, while ``beside`` is served."""
+    neighbour = engine.loop.create_task(engine.async_generate(**beside))
+    last: dict[str, Any] = {}
+    received = 0
+    async for last in await engine.async_generate(**request, rid="aborted", stream=True):
+        received += 1
+        if received == chunks:
+            engine.tokenizer_manager.abort_request("aborted")
+    return {"aborted": last, "beside": await neighbour}
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ def outcome(tmp_path_factory, monkeypatch_module):
         "speculative_eagle_topk": 2,
         "speculative_num_draft_tokens": 7,
         "decode_log_interval": 1,
+        "enable_metrics": True,
     }
     prompt = chain.order[20:25].tolist()
     sampling = {"max_new_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
@@ -52,8 +53,8 @@ def outcome(tmp_path_factory, monkeypatch_module):
     done = engine_process(job, folder / "job")
     lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     assert lines, done.stdout[-3000:] + done.stderr[-5000:]
-    streamed = json.loads(lines[-1].removeprefix(MARK))["streams"]
-    return chain, prompt, streamed, done.stderr + done.stdout
+    found = json.loads(lines[-1].removeprefix(MARK))
+    return chain, prompt, found["streams"], done.stderr + done.stdout, found["metrics"]
 
 
 def _inside_a_cycle(chain, token):
@@ -70,7 +71,7 @@ def monkeypatch_module():
 
 
 def test_each_cycle_is_streamed_as_it_ends(outcome):
-    chain, prompt, (chunks, _), _ = outcome
+    chain, prompt, (chunks, _), *_ = outcome
     expected = chain.continuation(prompt[-1], TOKENS)
     lengths = list(itertools.accumulate([1, *chain.cycle_lengths(prompt[-1], TOKENS, STEPS)]))
     assert len(set(lengths)) > 10
@@ -78,7 +79,7 @@ def test_each_cycle_is_streamed_as_it_ends(outcome):
 
 
 def test_a_stop_inside_a_cycle_ends_the_answer_there(outcome):
-    chain, prompt, (_, chunks), _ = outcome
+    chain, prompt, (_, chunks), *_ = outcome
     assert chunks[-1] == chain.continuation(prompt[-1], _inside_a_cycle(chain, prompt[-1]))
 
 
@@ -90,7 +91,7 @@ def test_the_head_is_gathered_before_the_pool_is_sized(outcome):
 
 
 def test_the_log_says_how_well_the_map_fits(outcome):
-    chain, prompt, _, log = outcome
+    chain, prompt, _, log, _ = outcome
     cycles = chain.cycle_lengths(prompt[-1], TOKENS, STEPS)[:-1]
     tokens = iter(chain.continuation(prompt[-1], TOKENS)[1:])
     expected = []
@@ -100,6 +101,23 @@ def test_the_log_says_how_well_the_map_fits(outcome):
     pattern = r"FRSPEC: accept length ([\d.]+), tokens outside the map ([\d.]+)%"
     assert re.findall(pattern, log)[: len(cycles)] == expected
     assert len(set(expected)) == 3  # ends at once, after one draft, after two
+
+
+def test_metrics_count_what_rounds_yield(outcome):
+    """Every round but the last, which nothing has asked about yet."""
+    chain, prompt, *_, metrics = outcome
+    whole = chain.cycle_lengths(prompt[-1], TOKENS, STEPS)
+    stopped = next(i for i, length in enumerate(whole) if length >= 3)
+    expected = {"cycles": 0, "tokens": 0, "outside_map": 0}
+    for cycles in (whole, whole[:stopped]):
+        tokens = chain.continuation(prompt[-1], 1 + sum(cycles))[1:]
+        expected["cycles"] += len(cycles)
+        expected["tokens"] += len(tokens)
+        expected["outside_map"] += sum(not chain.hot[token] for token in tokens)
+    assert min(expected.values()) > 0
+    for name, value in expected.items():
+        pattern = rf'^sglang:frspec_{name}_total{{model_name="[^"]*"}} (.*)$'
+        assert [float(found) for found in re.findall(pattern, metrics, re.M)] == [value]
 
 
 def test_what_the_map_lacked_is_said(outcome):
