@@ -55,13 +55,12 @@ async def _abort(
 ) -> dict[str, Any]:
     """Abort ``request`` after so many chunks of its stream, while ``beside`` is served."""
     neighbour = engine.loop.create_task(engine.async_generate(**beside))
-    last: dict[str, Any] = {}
-    received = 0
-    async for last in await engine.async_generate(**request, rid="aborted", stream=True):
-        received += 1
-        if received == chunks:
+    received: list[dict[str, Any]] = []
+    async for chunk in await engine.async_generate(**request, rid="aborted", stream=True):
+        received.append(chunk)
+        if len(received) == chunks:
             engine.tokenizer_manager.abort_request("aborted")
-    return {"aborted": last, "beside": await neighbour}
+    return {"aborted": received[-1], "beside": await neighbour}
 
 
 if __name__ == "__main__":
