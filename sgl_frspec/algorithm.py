@@ -13,7 +13,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sgl_frspec.hot_ids import read_hot_ids
-from sgl_frspec.options import OptionError, read_options
+from sgl_frspec.options import OptionError, read_options, set_option
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +70,7 @@ class FrSpecAlgorithm(CustomSpecAlgo):
             TokenMapError: a wrong token map.
         """
         refuse_unsupported(server_args)
+        take_over_rejection_sampling(server_args)
         set_defaults(server_args)
         check_tree(server_args)
         read_hot_ids(server_args, announce=True)
@@ -89,7 +90,6 @@ def refuse_unsupported(server_args: Any) -> None:
         or getattr(server_args, "attn_dp_size", 1) > 1,
         "--speculative-adaptive": server_args.speculative_adaptive,
         "--enable-multi-layer-eagle": bool(server_args.enable_multi_layer_eagle),
-        "--speculative-use-rejection-sampling": server_args.speculative_use_rejection_sampling,
         "--enable-lora": bool(server_args.enable_lora),
         "--startup-weight-load-mode overlap": getattr(
             server_args, "startup_weight_load_mode", "serial"
@@ -113,6 +113,36 @@ def refuse_rounding_by_batch(server_args: Any) -> None:
             "--frspec-target-norms under --enable-deterministic-inference: the norms' launches"
             " follow the batch, and so would the rounding of sums; leave one of them out"
         )
+
+
+def take_over_rejection_sampling(server_args: Any) -> None:
+    """Draw drafted tokens if ``--speculative-use-rejection-sampling`` is given.
+
+    SGLang's own implementation, for chains over the target's vocabulary, must not see the option.
+
+    Raises:
+        OptionError: it is given beside options that it cannot work with.
+    """
+    draws = bool(server_args.speculative_use_rejection_sampling)
+    set_option("draws", draws)
+    if not draws:
+        return
+    flag = "--speculative-use-rejection-sampling"
+    thresholds = (
+        server_args.speculative_accept_threshold_single,
+        server_args.speculative_accept_threshold_acc,
+    )
+    if thresholds != (1.0, 1.0):
+        raise OptionError(
+            f"{flag} accepts drawn tokens by p / q, without thresholds: leave out"
+            " --speculative-accept-threshold-single and -acc, or the option"
+        )
+    left = [piece for piece in ("head", "tree", "accept") if not read_options().uses(piece)]
+    if left:
+        raise OptionError(
+            f"{flag} needs FRSPEC's own {', '.join(left)}: leave {flag} out, or --frspec-stock"
+        )
+    server_args.speculative_use_rejection_sampling = False
 
 
 def _refuse_unsupported_draft(server_args: Any) -> None:

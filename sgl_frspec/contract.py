@@ -133,6 +133,7 @@ NEEDS: tuple[Need, ...] = (
             "speculative_eagle_topk",
             "speculative_num_draft_tokens",
             "speculative_num_steps",
+            "speculative_use_rejection_sampling",
         ),
         *_fields(
             "read: what is served and how",
@@ -165,7 +166,8 @@ NEEDS: tuple[Need, ...] = (
             "enable_multi_layer_eagle",
             "pp_size",
             "speculative_adaptive",
-            "speculative_use_rejection_sampling",
+            "speculative_accept_threshold_acc",
+            "speculative_accept_threshold_single",
             "tp_size",
         ),
     ),

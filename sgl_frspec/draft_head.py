@@ -28,8 +28,15 @@ class DraftHead(torch.nn.Module):
     a verification, of the last token of each prompt otherwise.
     """
 
-    def __init__(self, top_k: int, token_ids: Tensor, stock: Any) -> None:
-        """``token_ids`` [V] are those of the head's rows; ``stock`` is the module replaced."""
+    def __init__(self, top_k: int, relayed: int, token_ids: Tensor, stock: Any) -> None:
+        """Make a head for a draft.
+
+        Args:
+            top_k: proposals of a draft step.
+            relayed: proposals that a round starts from.
+            token_ids: ``[V]`` those of the head's rows.
+            stock: the module replaced.
+        """
         super().__init__()
         for name in ("logit_scale", "final_logit_softcapping"):
             if getattr(stock, name, None):
@@ -38,16 +45,18 @@ class DraftHead(torch.nn.Module):
                     " head"
                 )
         self.top_k = top_k
+        self.relayed = relayed
         self.token_ids = token_ids
         self._last: TopK | None = None
         self._batch = 0
         self._extended: TopK | None = None
+        self._step_out: TopK | None = None
         self._workspace: Workspace | None = None
 
     def reserve(self, batch: int, head: Tensor, dtype: torch.dtype) -> None:
         """Memory for passes over up to ``batch`` requests, to be captured in CUDA graphs."""
         self._batch = batch
-        self._extended = allocate_output(batch, self.top_k, self.token_ids.device)
+        self._extended = allocate_output(batch, self.relayed, self.token_ids.device)
         self._workspace = allocate_workspace(
             batch * self.top_k,
             *head.shape,
@@ -55,6 +64,10 @@ class DraftHead(torch.nn.Module):
             device=head.device,
             head_dtype=head.dtype,
         )
+
+    def write_step_to(self, out: TopK) -> None:
+        """Let the next draft step fill the first rows of ``out``, with as many ids as it holds."""
+        self._step_out = out
 
     def forward(
         self,
@@ -67,22 +80,30 @@ class DraftHead(torch.nn.Module):
     ) -> LogitsProcessorOutput:
         """Called by the draft model with its last hidden states ``[tokens, H]``."""
         mode = forward_batch.forward_mode
-        out = None
+        out, k = None, self.relayed
         if mode.is_draft_extend_v2():
             hidden_states = hidden_states[accepted_rows(forward_batch)]
             out = self._reserved(hidden_states.shape[0])
         elif mode.is_extend():
             hidden_states = hidden_states[forward_batch.extend_seq_lens.cumsum(0) - 1]
-        self._last = self.top(hidden_states, lm_head.weight, out)
+        elif self._step_out is None:
+            k = self.top_k
+        else:
+            out = TopK(*(tensor[: hidden_states.shape[0]] for tensor in self._step_out))
+            k, self._step_out = out.probs.shape[1], None
+        self._last = self.top(hidden_states, lm_head.weight, k, out)
         return LogitsProcessorOutput(self._last.probs, hidden_states=hidden_states)
 
-    def top(self, hidden: Tensor, head: Tensor, out: TopK | None = None) -> TopK:
-        """The best ids of each row of ``hidden`` [B, H], over the rows of ``head``."""
+    def top(self, hidden: Tensor, head: Tensor, k: int, out: TopK | None = None) -> TopK:
+        """The ``k`` best ids of each row of ``hidden`` [B, H], over the rows of ``head``."""
         if hidden.device.type == "cpu":
-            return reduced_topk_cpu(hidden, head, self.top_k, self.token_ids)
+            found = reduced_topk_cpu(hidden, head, k, self.token_ids)
+            for target, value in zip(out or (), found, strict=out is not None):
+                target.copy_(value)
+            return out or found
         workspace = self._workspace if hidden.shape[0] <= self._batch * self.top_k else None
         return reduced_vocab_topk(
-            hidden, head, self.top_k, token_map=self.token_ids, workspace=workspace, out=out
+            hidden, head, k, token_map=self.token_ids, workspace=workspace, out=out
         )
 
     def after_verification(self, batch: int) -> TopK:

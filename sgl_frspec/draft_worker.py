@@ -28,6 +28,7 @@ from frspec_kernels.reduced_topk_args import HIDDEN_DTYPES
 from frspec_kernels.tree import Candidates, TreeShape
 from sgl_frspec.draft_head import DraftHead, accepted_rows
 from sgl_frspec.draft_tree import KernelGrowth, StockGrowth, TreeGrowth
+from sgl_frspec.drawn_proposals import DrawnProposals, list_size
 from sgl_frspec.hot_ids import read_hot_ids
 from sgl_frspec.map_fit import make_map_fit
 from sgl_frspec.norms import install_norms
@@ -63,8 +64,14 @@ class FrSpecDraftWorker(EagleDraftWorker):
         self.shape = TreeShape(
             self.topk, self.speculative_num_steps, self.speculative_num_draft_tokens
         )
+        draws, hot_ids = self.options.draws, len(self.hot_token_id)
+        # Proposals that a round starts from.
+        self.relayed = list_size(self.topk, hot_ids) if draws else self.topk
+        self.drawn = (
+            DrawnProposals(self.shape, self.relayed, self.hot_token_id.device) if draws else None
+        )
         self.head = self._install_head() if self.options.uses("head") else None
-        self.builder = TreeBuilder(self.shape) if self.options.uses("tree") else None
+        self.builder = TreeBuilder(self.shape, draws=draws) if self.options.uses("tree") else None
         self._install_norms()
         self.map_fit = make_map_fit(
             _decided(self.server_args),
@@ -95,7 +102,9 @@ class FrSpecDraftWorker(EagleDraftWorker):
                 f"FRSPEC's head multiplies bfloat16 or float16, not {dtype}: serve with --dtype"
                 " bfloat16, or add --frspec-stock head"
             )
-        model.logits_processor = DraftHead(self.topk, self.hot_token_id, model.logits_processor)
+        model.logits_processor = DraftHead(
+            self.topk, self.relayed, self.hot_token_id, model.logits_processor
+        )
         return model.logits_processor
 
     def _install_norms(self) -> None:
@@ -115,6 +124,9 @@ class FrSpecDraftWorker(EagleDraftWorker):
         """Likewise."""
 
     def _capture_cuda_graphs(self) -> None:
+        if self.drawn is not None:
+            # No batch has more requests than the table of slots has rows.
+            self.drawn.reserve(self.req_to_token_pool.size)
         if self.head is not None and self.hot_token_id.is_cuda:
             batches, _ = get_batch_sizes_to_capture(self.draft_runner)
             dtype = self.draft_runner.model_config.dtype
@@ -126,6 +138,10 @@ class FrSpecDraftWorker(EagleDraftWorker):
         if self.builder is None:
             return super().draft(batch, **kwargs)
         draft_input = batch.spec_info
+        if self.drawn is not None:
+            draft_input.topk_p, draft_input.topk_index = self.drawn.begin(
+                batch.sampling_info, batch.seq_lens, draft_input.topk_p, draft_input.topk_index
+            )
         forward_batch, use_graph, *_ = prepare_for_draft(
             draft_input,
             self.req_to_token_pool,
@@ -143,7 +159,10 @@ class FrSpecDraftWorker(EagleDraftWorker):
                 forward_batch.mark_forward_metadata_ready()
             grown = self.draft_forward(forward_batch)
         backend = self.target_worker.model_runner.attn_backend
-        return self.builder.build(Candidates(*grown[:3]), draft_input.bonus_tokens, batch, backend)
+        found = self.builder.build(Candidates(*grown[:3]), draft_input.bonus_tokens, batch, backend)
+        if self.drawn is not None:
+            found.lists = self.drawn.lists(found.tree)
+        return found
 
     def draft_forward(
         self, forward_batch: Any, *, bare: bool = False
@@ -151,8 +170,9 @@ class FrSpecDraftWorker(EagleDraftWorker):
         """All draft steps of a round; SGLang's graph runner captures this.
 
         ``bare`` runs the model itself, on a batch whose tensors stay where they are; SGLang's
-        runner would copy them into buffers of its own at every step.
+        runner would copy them into buffers of its own at every step. Its requests are greedy.
         """
+        drawn = None if bare else self.drawn
         spec_info = forward_batch.spec_info
         slots = per_step_draft_out_cache_loc(
             forward_batch.out_cache_loc,
@@ -161,7 +181,8 @@ class FrSpecDraftWorker(EagleDraftWorker):
             self.speculative_num_steps,
         )
         growth = self._growth(forward_batch.batch_size)
-        probs, token_ids = spec_info.topk_p, self._relayed_tokens(spec_info.topk_index)
+        probs = spec_info.topk_p[:, : self.topk]
+        token_ids = self._relayed_tokens(spec_info.topk_index[:, : self.topk])
         hidden = spec_info.hidden_states
         for step in range(self.speculative_num_steps):
             beams = growth.grow(step, probs, token_ids, hidden)
@@ -170,8 +191,13 @@ class FrSpecDraftWorker(EagleDraftWorker):
             forward_batch.input_ids = beams.tokens
             forward_batch.out_cache_loc = slots[step]
             spec_info.hidden_states = beams.hidden
+            if drawn is not None and self.head is not None:
+                self.head.write_step_to(drawn.list_of(step + 1))
             output = self._run_step(step, forward_batch, bare)
-            probs, token_ids = self._proposals(output)
+            if drawn is None:
+                probs, token_ids = self._proposals(output)
+            else:
+                probs, token_ids = drawn.draw(step + 1, forward_batch.batch_size)
             hidden = output.hidden_states
             forward_batch.positions.add_(1)
         return (*growth.finish(), None)

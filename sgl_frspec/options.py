@@ -36,11 +36,14 @@ class Options:
         map_size: how many ids of the ranked map to draft over; None for all of them.
         stock: the pieces of a round that SGLang's own code does; of ``PIECES``.
         target_norms: whether the target's RMSNorms run on our kernel too, which rounds otherwise.
+        draws: whether drafted tokens are drawn; set from SGLang's own
+            ``--speculative-use-rejection-sampling``.
     """
 
     map_size: int | None = None
     stock: tuple[str, ...] = ()
     target_norms: bool = False
+    draws: bool = False
 
     def uses(self, piece: str) -> bool:
         """Whether FRSPEC does this piece itself."""
@@ -75,12 +78,19 @@ def read_options() -> Options:
         raise OptionError(
             f"{ENVIRONMENT_VARIABLE}: stock is {stock!r}; it must be a list of {', '.join(PIECES)}"
         )
-    target_norms = values.get("target_norms", False)
-    if type(target_norms) is not bool:
-        raise OptionError(
-            f"{ENVIRONMENT_VARIABLE}: target_norms is {target_norms!r}; it must be true or false"
-        )
-    return Options(size, tuple(stock), target_norms)
+    for name in ("target_norms", "draws"):
+        if type(values.get(name, False)) is not bool:
+            raise OptionError(
+                f"{ENVIRONMENT_VARIABLE}: {name} is {values[name]!r}; it must be true or false"
+            )
+    return Options(
+        size, tuple(stock), values.get("target_norms", False), values.get("draws", False)
+    )
+
+
+def set_option(name: str, value: Any) -> None:
+    """Keep an option's value where the server's other processes find it."""
+    os.environ[ENVIRONMENT_VARIABLE] = json.dumps(asdict(read_options()) | {name: value})
 
 
 class _StoreInEnvironment(argparse.Action):
@@ -94,8 +104,7 @@ class _StoreInEnvironment(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         value = self.const if self.nargs == 0 else values
-        options = asdict(read_options()) | {self.dest.removeprefix("frspec_"): value}
-        os.environ[ENVIRONMENT_VARIABLE] = json.dumps(options)
+        set_option(self.dest.removeprefix("frspec_"), value)
         setattr(namespace, self.dest, value)
 
 

@@ -69,7 +69,7 @@ class RoundGraphs:
             raise RuntimeError("the draft carries no hidden states from round to round")
         self._inputs = RoundInputs(
             self.sizes[-1],
-            self.shape.top_k,
+            draft_worker.relayed,
             hidden_size,
             dtype,
             torch.device(target_runner.device),

@@ -18,7 +18,7 @@ class RoundInputs:
     """What a round needs to know of its requests: rows of the first ``batch`` are read."""
 
     def __init__(
-        self, batch: int, top_k: int, hidden_size: int, dtype: torch.dtype, device: torch.device
+        self, batch: int, relayed: int, hidden_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -26,8 +26,8 @@ class RoundInputs:
         self.rows = zeros(batch)  # of the table of slots
         self.seq_lens = zeros(batch)  # before the round
         self.bonus_tokens = zeros(batch)
-        self.token_ids = zeros(batch, top_k)
-        self.probs = zeros(batch, top_k, dtype=torch.float32)
+        self.token_ids = zeros(batch, relayed)
+        self.probs = zeros(batch, relayed, dtype=torch.float32)
         self.hidden = zeros(batch, hidden_size, dtype=dtype)
 
     def fill(self, batch: Any, draft_input: Any, padded: int, seq_len_of_padding: int) -> None:

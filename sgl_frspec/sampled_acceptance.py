@@ -25,7 +25,7 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.speculative import eagle_worker_common
 from torch import Tensor
 
-from frspec_kernels.sampling import Sampling, accept_sampled
+from frspec_kernels.sampling import DraftLists, Sampling, accept_sampled
 from frspec_kernels.sampling_tree_reference import Thresholds, accepted_on_cpu
 from frspec_kernels.tree import Accepted
 from sgl_frspec.options import read_options
@@ -81,7 +81,8 @@ def sample_tree(
     tree = verify_input.tree
     accepted = _accept(
         logits, tree.tokens, tree.parents, batch.seq_lens, verify_input.max_tree_depth, info,
-        accept_thresholds(),
+        accept_thresholds() if verify_input.lists is None else Thresholds(),
+        lists=verify_input.lists,
     )  # fmt: skip
     return accepted.predicts, accepted.accept_lens, accepted.accept_index
 
@@ -135,15 +136,16 @@ def _accept(
     info: Any,
     thresholds: Thresholds,
     temperatures: Tensor | None = None,
+    lists: DraftLists | None = None,
 ) -> Accepted:
     sampling = sampling_of(info, temperatures)
     if logits.device.type == "cpu":
         return accepted_on_cpu(
-            logits, tokens, parents, seq_lens, max_path, sampling, None, thresholds
+            logits, tokens, parents, seq_lens, max_path, sampling, lists, thresholds
         )
     return accept_sampled(
         logits, tokens, parents, seq_lens, max_path, sampling,
-        threshold_single=thresholds.single, threshold_acc=thresholds.accumulated,
+        lists=lists, threshold_single=thresholds.single, threshold_acc=thresholds.accumulated,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from sglang.srt.speculative.eagle_info import EagleVerifyInput
 from sglang.srt.speculative.eagle_utils import TreeMaskMode, default_tree_mask_mode
 from torch import Tensor
 
+from frspec_kernels.sampling_args import DraftLists
 from frspec_kernels.tree import BuiltTree, Candidates, TreeShape, build_tree, empty_tree
 from frspec_kernels.tree_reference import build_tree_reference
 
@@ -15,13 +16,16 @@ class TreeVerifyInput(EagleVerifyInput):
     """SGLang's input of a verification, with the tree that it describes."""
 
     tree: BuiltTree
+    lists: DraftLists | None = None  # what its drawn nodes came from
 
 
 class TreeBuilder:
     """Builds the trees of a batch in one launch, in the target's attention backend's own layout."""
 
-    def __init__(self, shape: TreeShape) -> None:
+    def __init__(self, shape: TreeShape, *, draws: bool = False) -> None:
+        """``draws``: tokens are drawn, and must not decide which of them are verified."""
         self.shape = shape
+        self.draws = draws
 
     def build(
         self, candidates: Candidates, root_tokens: Tensor, batch: Any, backend: Any
@@ -53,7 +57,9 @@ class TreeBuilder:
     ) -> None:
         """Build the trees and their mask into ``found``."""
         if seq_lens.device.type == "cpu":
-            tree = build_tree_reference(candidates, self.shape, root_tokens, seq_lens)
+            tree = build_tree_reference(
+                candidates, self.shape, root_tokens, seq_lens, ties_by_place=self.draws
+            )
             for target, value in zip(found.tree, tree, strict=True):
                 target.copy_(value)
             if not takes_mask_words(backend):
@@ -66,7 +72,10 @@ class TreeBuilder:
             if whole and backend.verify_mask is not None and backend.verify_mask.is_read:
                 found.custom_mask.fill_(1)
             masks = {"full_mask" if whole else "draft_mask": found.custom_mask}
-        build_tree(candidates, self.shape, root_tokens, seq_lens, out=found.tree, **masks)
+        build_tree(
+            candidates, self.shape, root_tokens, seq_lens,
+            out=found.tree, ties_by_place=self.draws, **masks,
+        )  # fmt: skip
 
     def describe(self, tree: BuiltTree, mask: Tensor) -> TreeVerifyInput:
         """SGLang's record of ``tree``, with ``mask`` as the attention backend wants it."""

@@ -48,16 +48,17 @@ def chain(tmp_path_factory):
     return made
 
 
-@pytest.fixture(scope="module", params=["tree", "chain"])
+@pytest.fixture(scope="module", params=["tree", "chain", "drawn tree", "drawn chain"])
 def replies(request, chain, tmp_path_factory):
     """One engine: the mixed batch, then seeded requests in other company and alone."""
-    top_k, nodes = {"tree": (3, 7), "chain": (1, 3)}[request.param]
+    top_k, nodes = {"tree": (3, 7), "chain": (1, 3)}[request.param.removeprefix("drawn ")]
     options = {
         "model_path": str(chain.target), "max_running_requests": 48, "max_total_tokens": 8192,
         "random_seed": 11, "speculative_algorithm": "FRSPEC",
         "speculative_draft_model_path": str(chain.draft),
         "speculative_token_map": str(chain.token_map), "speculative_num_steps": 2,
         "speculative_eagle_topk": top_k, "speculative_num_draft_tokens": nodes,
+        "speculative_use_rejection_sampling": request.param.startswith("drawn"),
     }  # fmt: skip
     common = {"max_new_tokens": LENGTH, "ignore_eos": True}
     mixed = [asked | common for asked, _ in KINDS.values() for _ in range(EACH)]

@@ -24,6 +24,7 @@ SHOWN = (
     "speculative_eagle_topk",
     "speculative_num_draft_tokens",
     "speculative_num_steps",
+    "speculative_use_rejection_sampling",
 )
 
 

@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 def head(**stock: Any) -> tuple[DraftHead, torch.Tensor]:
     g = torch.Generator().manual_seed(1)
     ids = torch.tensor([2, 3, 5, 7, 11, 13, 17, 19])
-    return DraftHead(K, ids, SimpleNamespace(**stock)), torch.randn(8, H, generator=g)
+    return DraftHead(K, K, ids, SimpleNamespace(**stock)), torch.randn(8, H, generator=g)
 
 
 def run_head(module: DraftHead, weight: torch.Tensor, hidden: torch.Tensor, batch: Any) -> Any:

@@ -30,6 +30,7 @@ def tree(steps, top_k, nodes):
     )
 
 
+DRAWN = "--speculative-use-rejection-sampling"
 # Extra flags, and what SGLang's arguments are then.
 ACCEPTED = {
     "": {
@@ -49,6 +50,8 @@ ACCEPTED = {
     "--frspec-map-size 100": {},
     "--frspec-stock head,round --frspec-target-norms": {},
     "--page-size 16": {},
+    DRAWN: {"speculative_use_rejection_sampling": False},  # SGLang's own must not see it
+    DRAWN + " " + tree(3, 1, 4): {"speculative_use_rejection_sampling": False},
 }
 # Extra flags, and what the message must name: the fault, and what to do.
 REFUSED = {
@@ -59,7 +62,9 @@ REFUSED = {
     tree(3, 33, 9): ["--speculative-eagle-topk 33", "at most 32"],
     tree(16, 32, 1025): ["--speculative-num-draft-tokens 1025", "at most 1024"],
     "--tp-size 2": ["tensor parallelism", "--speculative-algorithm EAGLE"],
-    "--speculative-use-rejection-sampling": ["--speculative-use-rejection-sampling"],
+    DRAWN + " --frspec-stock tree,round": ["needs FRSPEC's own tree", "leave " + DRAWN],
+    DRAWN + " --speculative-accept-threshold-single 0.5": ["without thresholds", "leave out"],
+    DRAWN + " --speculative-accept-threshold-acc 0.5": ["--speculative-accept-threshold-single"],
     "--enable-lora": ["--enable-lora"],
     "--page-size 16 --attention-backend torch_native": ["page size 16", "--page-size 1"],
     "--frspec-map-size 2": ["2 ids", "top-k 4", "larger map"],
@@ -164,6 +169,7 @@ class TestOptions:
             '{"stock": "head"}',
             '{"stock": ["tail"]}',
             '{"target_norms": 1}',
+            '{"draws": "yes"}',
         ],
     )
     def test_a_wrong_environment_is_refused(self, text, monkeypatch):
