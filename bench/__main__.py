@@ -12,6 +12,7 @@ COMMANDS = {
     "breakdown": "split a cycle of an eager loop and of servers into parts and GPU idle time",
     "cross-compile": "compile every shipped kernel for four GPUs, none needed; refuse spills",
     "serve": "start real servers without and with speculation, and compare their rounds",
+    "map-sizes": "serve FRSPEC at several map sizes; is the best the one that choose names",
     "kernels": "check every operation against fp64, then time it beside its alternatives",
     "tree-launches": "count the kernels that a round's tree bookkeeping launches",
     "tune": "time the launch configurations of an operation, print rows for its table",

@@ -1,0 +1,219 @@
+"""One run of ``bench map-sizes``: its servers, and what was measured so far."""
+
+import argparse
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict
+
+import torch
+
+from bench.environment import describe
+from bench.serving import client, map_choice, trace
+from bench.serving.client import Answer
+from bench.serving.map_size_models import ServedModel
+from bench.serving.map_speed import Speed, accept_by_domain, table
+from bench.serving.measure import Lengths
+from bench.serving.scoring import generated_with_scores, rounding_bound, scored
+from bench.serving.servers import Fleet, Say, Server, Settings
+from bench.serving.traffic import Asking, mixed, take_turns
+from bench.serving.variants import EAGLE_MAP, FRSPEC, PLAIN, Variant, parse_variants
+from bench.serving.verify_text import describe as describe_verdict
+from bench.serving.verify_text import judge
+from sgl_frspec.maps import load_token_map
+from sgl_frspec.maps.commands.arguments import parse_size
+from sgl_frspec.maps.torch_files import torch_file_bytes
+
+FULL = "full"
+RESULTS = "map_sizes.json"
+PROFILED_ROUNDS = 40
+_KERNELS_SHOWN = 14
+
+
+class MapSizeRun:
+    """Servers of one model that differ in what they draft over.
+
+    Args:
+        args: of the command.
+        model: what they serve.
+        gpu: whether they run on one.
+        began: ``time.monotonic()`` that the time limit counts from.
+        say: reports progress.
+
+    Raises:
+        ValueError: a size that the map does not have, or variants that cannot be told apart.
+    """
+
+    def __init__(
+        self, args: argparse.Namespace, model: ServedModel, gpu: bool, began: float, say: Say
+    ) -> None:
+        self.args, self.model, self._gpu, self._say = args, model, gpu, say
+        self._deadline = began + args.time_limit if args.time_limit else float("inf")
+        self._map = load_token_map(model.token_map)
+        kept = {name: prompts[: args.per_domain] for name, prompts in model.domains.items()}
+        self.prompts = mixed(kept)
+        self._asking = Asking(Lengths(args.short_tokens, args.tokens), model.ignore_eos)
+        args.out.mkdir(parents=True, exist_ok=True)
+        self._by_size = {
+            size: f"frspec-{size}" for size in sorted({self._size(text) for text in args.sizes})
+        }
+        self.variants = parse_variants(args.variant)
+        self.variants += [self._stock(self._size(text)) for text in args.stock_size]
+        self.variants += [
+            Variant(name, FRSPEC, "", ("--frspec-map-size", str(size)))
+            for size, name in self._by_size.items()
+        ]
+        if args.check_text and all(variant.base != PLAIN for variant in self.variants):
+            raise ValueError(f"--check-text needs a server that judges: --variant {PLAIN}")
+        self.results: dict[str, object] = {
+            "model": model.name,
+            "tree": str(args.tree),
+            "machine": describe(torch.device("cuda" if gpu else "cpu")),
+        }
+
+    def _size(self, text: str) -> int:
+        size = self.model.vocab if text == FULL else parse_size(text)
+        if size > len(self._map):
+            raise ValueError(f"size {text}: the map has {len(self._map)} ids")
+        return size
+
+    def _stock(self, size: int) -> Variant:
+        """Stock SGLang drafts over all of a file: one with the map's first ids alone."""
+        path = self.args.out / f"map-{size}.pt"
+        path.write_bytes(torch_file_bytes(self._map.ids[:size]))
+        return Variant(f"eagle-{size}", EAGLE_MAP, "", ("--speculative-token-map", str(path)))
+
+    def settings(self) -> Settings:
+        """Of all servers; each pool holds every prompt with its answer."""
+        args, tree = self.args, self.args.tree
+        room = args.tokens + 2 * (tree.nodes + tree.top_k * tree.steps) + 64
+        batches = {*args.batch, args.answer_batch}
+        return Settings(
+            *(self.model.target, self.model.draft, self.model.token_map),
+            tree=tree,
+            logs=args.out / "logs",
+            gpu=self._gpu,
+            backend=args.attention_backend if self._gpu else "frspec_cpu",
+            batches=tuple(sorted(batches)),
+            start_together=True,
+            kv_tokens=sum(len(prompt.ids) + room for prompt in self.prompts) + 4096,
+            start_seconds=args.start_seconds,
+            flags=(
+                *("--max-running-requests", str(max(batches))),
+                *self.model.flags,
+                *shlex.split(args.flags),
+            ),
+        )
+
+    def measure(self, fleet: Fleet) -> int:
+        """Everything, partial results as they come; the exit status."""
+        right = not fleet.failures
+        answers = self._asking.all_answers(
+            fleet.servers, self.prompts, self.args.answer_batch, self._say
+        )
+        servers = [server for server in fleet.servers if server.variant.name in answers]
+        right &= len(servers) == len(fleet.servers)
+        accept = {name: accept_by_domain(self.prompts, found) for name, found in answers.items()}
+        self._record("accept", accept)
+        self._say_accept(accept)
+        right &= self._same_texts(servers, answers)
+        apart = 0
+        for batch in self.args.batch:
+            speeds = self._time(servers, batch, accept)
+            right &= len(speeds) == len(servers)
+            if batch == 1:
+                apart = self._choose(speeds, answers)
+        self._profile(servers)
+        return 1 if not right else 3 if apart > 1 else 0
+
+    def _record(self, key: str, value: object) -> None:
+        self.results[key] = value
+        part = self.args.out / f"{RESULTS}.part"
+        part.write_text(json.dumps(self.results, indent=1) + "\n")
+        part.replace(self.args.out / RESULTS)
+
+    def _say_accept(self, accept: Mapping[str, Mapping[str, float]]) -> None:
+        lines = [
+            f"  {name}: " + ", ".join(f"{domain} {value:.3f}" for domain, value in row.items())
+            for name, row in accept.items()
+        ]
+        self._say(f"accept lengths of {len(self.prompts)} answers\n" + "\n".join(lines))
+
+    def _same_texts(self, servers: list[Server], answers: Mapping[str, list[Answer]]) -> bool:
+        """Whether all texts are those of the target without speculation, but for ties."""
+        if not self.args.check_text:
+            return True
+        plain = next((s for s in servers if s.variant.base == PLAIN), None)
+        if plain is None:
+            return False
+        texts, batch = [prompt.ids for prompt in self.prompts], self.args.answer_batch
+        decoded, prefilled = [], []
+        for i in range(0, len(texts), batch):
+            part = texts[i : i + batch]
+            scores = generated_with_scores(plain.url, part, self.args.tokens)
+            decoded += scores
+            written = [[score.token for score in one] for one in scores]
+            prefilled += scored(plain.url, list(zip(part, written, strict=True)))
+        bound = rounding_bound(decoded, prefilled)
+        self._say(f"two passes of the target move the gap of two logits by up to {bound:.2g}")
+        verdicts = [
+            judge(server.variant.name, decoded, answers[server.variant.name])
+            for server in servers
+            if server is not plain
+        ]
+        for verdict in verdicts:
+            self._say(describe_verdict(verdict, bound))
+        self._record("texts", {"bound": bound, "verdicts": [asdict(v) for v in verdicts]})
+        return not any(verdict.unexplained(bound) for verdict in verdicts)
+
+    def _time(
+        self, servers: list[Server], batch: int, accept: Mapping[str, Mapping[str, float]]
+    ) -> dict[str, Speed]:
+        args = self.args
+        texts = [prompt.ids for prompt in self.prompts]
+        count = min(args.groups, len(texts) // batch)
+        groups = [texts[i * batch : (i + 1) * batch] for i in range(count)]
+        taken = take_turns(
+            servers, self._asking, groups, args.alternations, self._deadline, self._say
+        )
+        speeds = {name: Speed.of(turns, accept[name]) for name, turns in taken.items()}
+        self._record(f"batch {batch}", {name: asdict(speed) for name, speed in speeds.items()})
+        self._say(f"{self.model.name}, tree {args.tree}, batch {batch}\n{table(speeds)}")
+        return speeds
+
+    def _choose(self, speeds: Mapping[str, Speed], answers: Mapping[str, list[Answer]]) -> int:
+        """Steps between the best size and the predicted one; 0 where nothing can be predicted."""
+        served = {size: speeds[name] for size, name in self._by_size.items() if name in speeds}
+        if len(served) < 2:
+            return 0
+        text = [token for answer in answers[self._by_size[max(served)]] for token in answer.ids]
+        try:
+            choice = map_choice.choose(
+                self._map, self.model.vocab, self.args.tree.steps, served, text
+            )
+        except ValueError as error:
+            self._say(f"no prediction: {error}")
+            return 0
+        self._say("\n".join(["served, and predicted from both ends", *map_choice.lines(choice)]))
+        self._record("choice", choice.record())
+        return choice.steps_apart
+
+    def _profile(self, servers: list[Server]) -> None:
+        for server in servers:
+            name = server.variant.name
+            if name not in self.args.profile:
+                continue
+            folder = self.args.out / "traces" / name
+            try:
+                profile = trace.profile(server, [self.prompts[0].ids], folder, PROFILED_ROUNDS)
+            except (trace.TraceError, client.RequestFailedError) as error:
+                self._say(f"{name}: no profile: {error}")
+                continue
+            longest = list(profile.by_kernel.items())[:_KERNELS_SHOWN]
+            kernels = [f"  {us:8.1f} µs {times:6.1f} × {key[:110]}" for key, (times, us) in longest]
+            self._say(
+                f"{name}: kernels run {profile.busy_ms:.3f} ms of a round, {profile.kernels:.0f}"
+                f" kernels, {profile.launches:.0f} launches outside graphs, {profile.graphs:.0f}"
+                " graphs\n" + "\n".join(kernels)
+            )
+            self._record(f"profile of {name}", asdict(profile))

@@ -1,0 +1,247 @@
+"""``bench map-sizes``: what is sent, what is timed, what is predicted; no server is needed."""
+
+import json
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.commands.map_sizes import main
+from bench.serving import map_choice
+from bench.serving.chain import make_chain
+from bench.serving.client import Answer
+from bench.serving.graded_map import COVERAGE, graded_ranking
+from bench.serving.map_size_models import model_in_folders
+from bench.serving.map_speed import Speed, accept_by_domain, table
+from bench.serving.measure import Lengths
+from bench.serving.one_at_a_time import starting
+from bench.serving.traffic import Asking, Prompt, Turn, mixed, take_turns
+from bench.serving.variants import Variant
+from sgl_frspec.maps import TokenMap
+from sgl_frspec.maps.choosing import accept_length
+from tests.bench.fake_server import fake_server
+
+CHAIN = make_chain(4096, 2048, 0.8)
+
+
+def test_a_graded_ranking_covers_as_it_should():
+    chain = make_chain(128_256, 32_768, 0.8)
+    ranking = graded_ranking(chain, 30, 200)
+    assert sorted(ranking) == list(range(128_256))
+    text = [token for s in range(30) for token in chain.continuation(s, 200)]
+    rank = {token: i for i, token in enumerate(ranking)}
+    places = np.array([rank[token] for token in text])
+    for size, share in COVERAGE.items():
+        # 6,000 tokens drawn independently: four standard deviations.
+        assert (places < size).mean() == pytest.approx(share, abs=4 * (share * 0.08 / 6000) ** 0.5)
+    assert (places >= 65_536).any()
+    assert {rank[128_254], rank[128_255]} < set(range(8_192))
+    assert graded_ranking(chain, 30, 200) == ranking
+
+
+def test_a_graded_ranking_refuses_more_tokens_than_fit():
+    with pytest.raises(ValueError, match="more tokens than 256 ids"):
+        graded_ranking(CHAIN, 4, 200, {256: 0.9})
+
+
+def test_domains_take_turns_among_the_prompts():
+    prompts = mixed({"a": [[1], [2], [3]], "b": [[4]]})
+    assert prompts == [Prompt("a", [1]), Prompt("b", [4]), Prompt("a", [2]), Prompt("a", [3])]
+
+
+def counted(ids: list[int], cycles: int) -> Answer:
+    return Answer(ids, cycles, 0, {})
+
+
+def test_accept_lengths_are_weighted_by_cycles():
+    prompts = [Prompt("a", []), Prompt("b", []), Prompt("a", [])]
+    answers = [counted([0] * 13, 4), counted([0] * 3, 2), counted([0] * 5, 4)]
+    assert accept_by_domain(prompts, answers) == {"a": 2.0, "b": 1.0, "all": 1.8}
+
+
+def reply(order: list[str], name: str, end: int = 10**9):
+    """Two tokens a round at 5 ms a round behind 20 ms; answers have ``end`` tokens at most."""
+
+    def answer(path: str, body: Any) -> Any:
+        order.append(name)
+        sampling = body["sampling_params"]
+        new = sampling["max_new_tokens"] if sampling["ignore_eos"] else 0
+        new = min(new, end)
+        cycles = (new - 1) // 2
+        time.sleep(0.02 + 0.005 * cycles)
+        meta = {"completion_tokens": new, "spec_verify_ct": cycles}
+        return [{"output_ids": [7] * new, "meta_info": meta} for _ in body["input_ids"]]
+
+    return answer
+
+
+def serve(stack: ExitStack, replies: dict[str, Any]) -> list[Any]:
+    return [
+        SimpleNamespace(
+            variant=Variant(name, "frspec"),
+            url=stack.enter_context(fake_server(one)),
+            process=SimpleNamespace(log_tail=lambda: "last words"),
+        )
+        for name, one in replies.items()
+    ]
+
+
+def test_turns_time_the_difference_and_alternate():
+    order: list[str] = []
+    asking = Asking(Lengths(5, 25), ignore_eos=True)
+    with ExitStack() as stack:
+        servers = serve(stack, {n: reply(order, n) for n in "ab"})
+        taken = take_turns(servers, asking, [[[1], [2]]], 2, float("inf"), print)
+    assert "".join(order) == "bbaa" + "aabb" + "bbaa"
+    for turns in taken.values():
+        assert len(turns) == 2
+        for turn in turns:
+            assert (turn.rounds, turn.tokens) == (12 - 2, 2 * 20)
+            assert turn.ms_round >= 4.5  # a sleep is never shorter than asked
+
+
+def test_answers_that_end_early_do_not_count_as_rounds():
+    asking = Asking(Lengths(5, 25), ignore_eos=True)
+    with ExitStack() as stack:
+        server = serve(stack, {"a": reply([], "a", end=3)})[0]
+        assert asking.turn(server, [[[1]]]) == Turn(0.0, 0, 0)
+
+
+def test_the_time_limit_leaves_one_turn():
+    said: list[str] = []
+    asking = Asking(Lengths(2, 4), ignore_eos=True)
+    with ExitStack() as stack:
+        servers = serve(stack, {"a": reply([], "a")})
+        taken = take_turns(servers, asking, [[[1]]], 5, 0.0, said.append)
+    assert len(taken["a"]) == 1
+    assert said == ["time limit after 1 of 5 turns"]
+
+
+def test_a_server_that_fails_is_left_out():
+    def fails(path: str, body: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    said: list[str] = []
+    asking = Asking(Lengths(2, 4), ignore_eos=True)
+    prompts = [Prompt("a", [1])] * 3
+    with ExitStack() as stack:
+        servers = serve(stack, {"good": reply([], "good"), "bad": fails})
+        answers = asking.all_answers(servers, prompts, 2, said.append)
+        assert {name: len(found) for name, found in answers.items()} == {"good": 3}
+        assert set(take_turns(servers, asking, [[[1]]], 1, float("inf"), said.append)) == {"good"}
+    assert all("bad FAILED" in line and "out of memory" in line for line in said)
+    assert len(said) == 2
+
+
+def speed(ms: float, accept: float) -> Speed:
+    return Speed(5, ms, ms, ms, 1000 * accept / ms, {"all": accept})
+
+
+def world(sizes: list[int], best_p: float, fixed: float, slope: float, curve: dict[int, float]):
+    """Servers that behave exactly as the model of ``frspec choose`` says, and their text."""
+    vocab = sizes[-1]
+    text: list[int] = []
+    bounds = [0, *sizes]
+    shares = [curve.get(size, 1.0) for size in sizes]
+    for low, share, before in zip(bounds[:-1], shares, [0.0, *shares[:-1]], strict=True):
+        text += [low] * round(10_000 * (share - before))
+    served = {
+        s: speed(fixed + slope * s, accept_length(best_p * c, 3))
+        for s, c in zip(sizes, shares, strict=True)
+    }
+    return TokenMap(np.arange(vocab, dtype=np.int64)), vocab, served, text
+
+
+def test_the_prediction_finds_the_best_size_of_a_world_that_is_as_it_assumes():
+    sizes = [8_192, 16_384, 32_768, 65_536, 128_256]
+    token_map, vocab, served, text = world(sizes, 0.9, 5.5, 6e-6, COVERAGE)
+    choice = map_choice.choose(token_map, vocab, 3, served, text)
+    assert choice.best_served == choice.best_predicted == 32_768
+    assert choice.steps_apart == 0
+    for size in sizes:
+        assert choice.predicted[size].cycle_ms == pytest.approx(served[size].ms_round, rel=1e-9)
+        assert choice.predicted[size].accept == pytest.approx(served[size].accept_length, rel=1e-3)
+    shown = "\n".join(map_choice.lines(choice))
+    assert "names 32,768, served best 32,768: 0 steps" in shown
+    json.dumps(choice.record())
+
+
+def test_steps_apart_count_served_sizes():
+    sizes = [8_192, 16_384, 32_768, 65_536, 128_256]
+    token_map, vocab, served, text = world(sizes, 0.9, 5.5, 6e-6, COVERAGE)
+    served[65_536] = speed(3.0, 3.5)
+    assert map_choice.choose(token_map, vocab, 3, served, text).steps_apart == 1
+    served[65_536] = speed(5.9, 3.5)
+    served[8_192] = speed(3.0, 3.4)  # an end: the line follows it
+    assert map_choice.choose(token_map, vocab, 3, served, text).best_served == 8_192
+
+
+def test_the_table_has_tokens_by_domain():
+    shown = table({"frspec-8": Speed(5, 2.0, 1.9, 2.1, 999.0, {"code": 3.0, "all": 2.5})})
+    assert shown.splitlines()[0].split()[-2:] == ["accept", "code"]
+    assert "1250.0   2.500  3.00 1500" in shown
+
+
+def test_nobody_measures_while_another_starts(tmp_path: Path):
+    order: list[str] = []
+    other_started, go_on = threading.Event(), threading.Event()
+
+    def slow_start():
+        with starting(tmp_path / "lock") as machine:
+            other_started.set()
+            go_on.wait(10)
+            order.append("slow has started")
+            machine.measure()
+            order.append("slow measures")
+
+    thread = threading.Thread(target=slow_start)
+    thread.start()
+    assert other_started.wait(10)
+    threading.Timer(0.2, go_on.set).start()
+    with starting(tmp_path / "lock") as machine:
+        machine.measure()
+        # Either may be the first to measure, but not before both have started.
+        assert order[0] == "slow has started"
+        order.append("quick measures")
+        time.sleep(0.05)
+        assert order[-1] == "quick measures"
+    thread.join(10)
+    assert sorted(order[1:]) == ["quick measures", "slow measures"]
+
+
+def test_prompts_of_a_file(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"vocab_size": 9}')
+    rows = [
+        {"domain": "b", "ids": [1, 2]},
+        {"domain": "a", "ids": [3]},
+        {"domain": "b", "ids": [4]},
+    ]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = model_in_folders(tmp_path, tmp_path, tmp_path / "map.safetensors", file)
+    assert model.domains == {"b": [[1, 2], [4]], "a": [[3]]}
+    assert model.vocab == 9
+    file.write_text("")
+    with pytest.raises(ValueError, match="holds no prompts"):
+        model_in_folders(tmp_path, tmp_path, tmp_path / "map.safetensors", file)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "give --shape, or --target"),
+        (["--shape", "tiny", "--sizes", "3k"], "the map has 2048 ids"),
+        (["--shape", "tiny", "--sizes", "1k", "--check-text"], "--variant nospec"),
+    ],
+)
+def test_bad_requests_are_refused_before_anything_starts(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folders = ["--model-folder", str(tmp_path / "model"), "--out", str(tmp_path / "out")]
+    assert main([*words, "--tokens", "40", "--per-domain", "4", *folders]) == 2
+    assert message in capsys.readouterr().out
