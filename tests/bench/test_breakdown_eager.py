@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from bench.breakdown import eager_run
-from bench.breakdown.eager_loop import EagerLoop, Tree
+from bench.breakdown.eager_loop import EagerLoop
 from bench.breakdown.eager_model import family_of, rms_norm
+from bench.breakdown.eager_tree import Tree, accept, additive_mask, ancestors, choose
 from bench.breakdown.parts import PARTS
 from bench.breakdown.ranges import unmarked
 from sgl_frspec.explain import ModelShape, Speculation
@@ -46,7 +47,7 @@ def _paths(parents: list[int]) -> list[list[int]]:
 
 def _drafted(loop):
     with torch.inference_mode():
-        return loop._choose(loop._draft(unmarked))
+        return choose(loop.draft.grow(unmarked), loop.draft.root, SPEC.nodes)
 
 
 def test_the_names_of_models_choose_their_layers():
@@ -71,7 +72,7 @@ def test_chosen_nodes_are_a_tree_behind_the_root(loop):
             assert row_depths[node] == row_depths[row_parents[node]] + 1
 
 
-def test_the_best_nodes_are_chosen_and_equal_scores_go_by_place(loop):
+def test_the_best_nodes_are_chosen_and_equal_scores_go_by_place():
     candidates = SPEC.top_k + (SPEC.steps - 1) * SPEC.top_k**2
     scores = torch.full((2, candidates), -9.0)
     scores[:, :6] = torch.tensor([-1.0, -2.0, -2.0, -3.0, -4.0, -4.0])
@@ -79,14 +80,14 @@ def test_the_best_nodes_are_chosen_and_equal_scores_go_by_place(loop):
     parents[:, 3:] = 1
     tokens = torch.arange(candidates).expand(2, -1)
     tree = Tree(tokens, scores, parents, torch.ones_like(tokens))
-    chosen, above, _ = loop._choose(tree)
+    chosen, above, _ = choose(tree, torch.zeros(2, 1, dtype=torch.int64), SPEC.nodes)
     assert chosen[0].tolist() == [0, 0, 1, 2, 3, 4, 5, 6, 7]
     assert above[0].tolist() == [0, 0, 0, 0, 2, 2, 2, 2, 2]
 
 
 def test_a_node_sees_its_ancestors_alone(loop):
     _, parents, _ = _drafted(loop)
-    seen = loop._ancestors(parents)
+    seen = ancestors(parents, SPEC.steps)
     for row, row_parents in enumerate(parents.tolist()):
         for node, path in enumerate(_paths(row_parents)):
             assert seen[row, node].nonzero().flatten().tolist() == path
@@ -95,43 +96,43 @@ def test_a_node_sees_its_ancestors_alone(loop):
 def test_every_node_is_verified_as_the_end_of_its_own_path(loop):
     tokens, parents, depths = _drafted(loop)
     with torch.inference_mode():
-        logits = loop._verify(tokens, depths, loop._ancestors(parents), unmarked)
+        logits = loop.target.verify(tokens, depths, ancestors(parents, SPEC.steps), unmarked)
         deepest = int(depths[0].argmax())
         path = _paths(parents[0].tolist())[deepest]
         chain = tokens[:, :1].repeat(1, SPEC.nodes)
         chain[0, : len(path)] = tokens[0, path]
         places = torch.arange(SPEC.nodes).expand(2, -1)
         above = (places - 1).clamp_min(0)
-        one_by_one = loop._verify(
+        one_by_one = loop.target.verify(
             chain, places, torch.ones(2, SPEC.nodes, SPEC.nodes).tril().bool(), unmarked
         )
     assert above[0, 1] == 0
     torch.testing.assert_close(logits[0, path], one_by_one[0, : len(path)], rtol=1e-4, atol=1e-4)
 
 
-def test_a_window_hides_the_context_beyond_it(loop):
+def test_a_window_hides_the_context_beyond_it():
     seen = torch.eye(2, dtype=torch.bool).expand(2, 2, 2)
-    mask = loop._additive(seen, context=7, window=5)
+    mask = additive_mask(seen, 7, torch.float32, window=5)
     visible = (mask[0, 0] == 0).int().tolist()
     assert visible == [[0, 0, 1, 1, 1, 1, 1, 1, 0], [0, 0, 1, 1, 1, 1, 1, 0, 1]]
 
 
-def test_acceptance_follows_the_targets_choices(loop):
+def test_acceptance_follows_the_targets_choices():
     parents = torch.tensor([[0, 0, 0, 1, 1, 4, 2, 2, 6]] * 2)
     tokens = torch.tensor([[0, 10, 11, 12, 13, 14, 15, 16, 17]] * 2)
     logits = torch.zeros(2, SPEC.nodes, SHAPE.vocab)
     for row, wanted in enumerate(({0: 10, 1: 13, 4: 14, 5: 33}, {0: 11, 2: 40})):
         for node, token in wanted.items():
             logits[row, node, token] = 1.0
-    accepted, nodes = loop._accept(tokens, parents, logits)
+    accepted, nodes = accept(tokens, parents, logits, SPEC.steps)
     assert accepted.tolist() == [[10, 13, 14, 33], [11, 40, -1, -1]]
     assert nodes.tolist() == [[0, 1, 4, 5], [0, 2, -1, -1]]
 
 
 def test_accepted_entries_move_to_the_front_of_the_cache(loop):
-    layer = loop._layers[0]
+    layer = loop.target.layers[0]
     before = layer.keys.clone()
-    loop._compact(torch.tensor([[0, 2, 5, -1], [0, 1, 3, 8]]))
+    loop.target.compact(torch.tensor([[0, 2, 5, -1], [0, 1, 3, 8]]))
     for row, path in enumerate(([0, 2, 5], [0, 1, 3, 8])):
         for place, node in enumerate(path):
             expected = before[row, :, SPEC.context + node]
