@@ -4,7 +4,7 @@ import argparse
 import datetime
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -53,6 +53,13 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     work = parser.add_argument_group("workloads")
     work.add_argument("--batch", type=int, nargs="+", help="default: 1; for checks up to 64")
     work.add_argument("--context", type=int, nargs="+", default=[300])
+    work.add_argument(
+        "--workload",
+        nargs="+",
+        default=[],
+        metavar="BATCHxCONTEXT",
+        help="in this order, instead of every --batch with every --context",
+    )
     work.add_argument("--alternations", type=int, default=5)
     work.add_argument("--tokens", type=int, default=256, help="generated for each request")
     work.add_argument("--short-tokens", type=int, default=32, help="generated for the difference")
@@ -149,22 +156,27 @@ def _compare(args: argparse.Namespace) -> int:
     clock, on_gpu = Clock(), _on_gpu(args)
     machine = describe(torch.device("cuda" if on_gpu else "cpu"))
     run = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
-    rows: list[Row] = []
+    found: dict[tuple, list[Row]] = {}
     failures: dict[str, str] = {}
     undone = 0
     for plan in make_plans(args, run, on_gpu, clock.began, clock.say):
         comparison = Comparison(plan, clock.say)
         for case in comparison.cases():
-            rows += case
+            found[case[0].case] = case
             clock.say(table.text(case))
             if args.out:
-                write(rows, machine, args.out)
+                write(_all(found), machine, args.out)
         failures |= {
             f"{name}, {plan.settings.tree}": why for name, why in comparison.failures.items()
         }
         undone += len(comparison.undone)
+    rows = _all(found)
     _finish(rows, machine, args.out)
     return _status(rows, failures, undone)
+
+
+def _all(found: Mapping[tuple, Sequence[Row]]) -> list[Row]:
+    return [row for case in found.values() for row in case]
 
 
 def _status(rows: Sequence[Row], failures: dict[str, str], undone: int) -> int:

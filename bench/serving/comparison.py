@@ -64,9 +64,10 @@ class Comparison:
         self._records = {variant.name: _Record() for variant in plan.variants}
         self.failures: dict[str, str] = {}
         self.undone: list[Workload] = []
+        self._unfit: set[tuple[str, Workload]] = set()  # variants that cannot hold a workload
 
     def cases(self) -> Iterator[list[Row]]:
-        """The rows of each workload, as soon as they are complete."""
+        """The rows of each workload as soon as they are timed, and again when they are traced."""
         if self._plan.side_by_side:
             yield from self._side_by_side()
         else:
@@ -78,8 +79,13 @@ class Comparison:
             if fleet.servers:
                 self._check_idle(fleet)
             for workload in self._plan.workloads:
-                if fleet.servers and self._begins(workload, fleet):
-                    self._measure(fleet, workload, self._plan.alternations)
+                able = self._able(workload, fleet)
+                if not able:
+                    self.undone += [workload] if fleet.servers else []
+                    continue
+                self._measure(fleet, able, workload, self._plan.alternations)
+                yield self._rows(workload)
+                if self._profile(fleet, able, workload):
                     yield self._rows(workload)
 
     def _in_turn(self) -> Iterator[list[Row]]:
@@ -90,20 +96,23 @@ class Comparison:
                 with running([variant], self._plan.settings, self._say) as fleet:
                     self._know(fleet)
                     for workload in self._plan.workloads:
-                        if fleet.servers and self._begins(workload, fleet):
-                            self._measure(fleet, workload, 1)
+                        if able := self._able(workload, fleet):
+                            self._measure(fleet, able, workload, 1)
+                            self._profile(fleet, able, workload)
         for workload in self._plan.workloads:
-            if not self._is_complete(workload) and workload not in self.undone:
+            rows = self._rows(workload)
+            if not self._is_complete(workload):
                 self._say(f"batch {workload.batch}, context {workload.context:,}: time limit")
+            if not (rows and self._is_complete(workload)):
                 self.undone.append(workload)
-            if rows := self._rows(workload):
+            if rows:
                 yield rows
 
     def _is_complete(self, workload: Workload) -> bool:
         return all(
             len(record.samples.get(workload, ())) == self._plan.alternations
             for name, record in self._records.items()
-            if name not in self.failures
+            if name not in self.failures and (name, workload) not in self._unfit
         )
 
     def _know(self, fleet: Fleet) -> None:
@@ -123,48 +132,59 @@ class Comparison:
             f" of the time: {'idle' if idle else 'NOT IDLE'}"
         )
 
-    def _begins(self, workload: Workload, fleet: Fleet) -> bool:
+    def _able(self, workload: Workload, fleet: Fleet) -> list[Server]:
+        """The servers that can take a workload; none when the time is over."""
         plan, tree = self._plan, self._plan.settings.tree
         longest = plan.lengths.long
         if workload in plan.profiled:
             longest = max(longest, trace.answer_tokens(PROFILED_ROUNDS))
         needed = workload.kv_tokens(longest, tree.nodes, tree.top_k, tree.steps)
-        smallest = min(server.kv_tokens for server in fleet.servers)
-        reason = ""
-        if time.monotonic() > plan.deadline:
-            reason = "time limit"
-        elif needed > smallest:
-            reason = f"needs {needed:,} tokens of KV cache, a server has {smallest:,}"
-        if reason:
-            self._say(f"batch {workload.batch}, context {workload.context:,} left out: {reason}")
-            if workload not in self.undone:
-                self.undone.append(workload)
-        return not reason
+        late = time.monotonic() > plan.deadline
+        able = []
+        for server in fleet.servers:
+            if not late and server.kv_tokens >= needed:
+                able.append(server)
+                continue
+            reason = f"needs {needed:,} tokens of KV cache, {server.kv_tokens:,} are there"
+            self._say(
+                f"batch {workload.batch}, context {workload.context:,}, {server.variant.name} left"
+                f" out: {'time limit' if late else reason}"
+            )
+            if not late:
+                self._unfit.add((server.variant.name, workload))
+        return able
 
-    def _measure(self, fleet: Fleet, workload: Workload, alternations: int) -> None:
+    def _measure(
+        self, fleet: Fleet, able: Sequence[Server], workload: Workload, alternations: int
+    ) -> None:
         plan = self._plan
-        taken = take_turns(
-            fleet.servers, workload, plan.prompts, plan.lengths, alternations, self._say
-        )
-        for server in list(fleet.servers):
-            record = self._records[server.variant.name]
-            samples = taken[server.variant.name]
-            record.samples.setdefault(workload, []).extend(samples)
+        taken = take_turns(able, workload, plan.prompts, plan.lengths, alternations, self._say)
+        for server in able:
+            name = server.variant.name
+            samples = taken[name]
+            self._records[name].samples.setdefault(workload, []).extend(samples)
             if len(samples) < alternations:
                 fleet.servers.remove(server)
-                self.failures[server.variant.name] = server.process.log_tail()
-            elif workload in plan.profiled and workload not in record.profiles:
-                self._profile(server, workload, record)
+                self.failures[name] = server.process.log_tail()
 
-    def _profile(self, server: Server, workload: Workload, record: _Record) -> None:
-        case = f"{workload.batch}-{workload.context}"
-        folder = self._plan.traces / f"{server.variant.name}-{case}"
+    def _profile(self, fleet: Fleet, able: Sequence[Server], workload: Workload) -> bool:
+        """Trace rounds of a workload that has not been traced; whether anything came of it."""
+        if workload not in self._plan.profiled:
+            return False
         texts = self._plan.prompts.of(workload)
-        try:
-            profile = trace.profile(server, texts, folder, PROFILED_ROUNDS)
-            record.profiles[workload] = profile
-        except (trace.TraceError, client.RequestFailedError) as error:
-            self._say(f"{server.variant.name}: no profile: {error}")
+        found = False
+        for server in able:
+            name = server.variant.name
+            profiles = self._records[name].profiles
+            if server not in fleet.servers or workload in profiles:
+                continue
+            folder = self._plan.traces / f"{name}-{workload.batch}-{workload.context}"
+            try:
+                profiles[workload] = trace.profile(server, texts, folder, PROFILED_ROUNDS)
+                found = True
+            except (trace.TraceError, client.RequestFailedError) as error:
+                self._say(f"{name}: no profile: {error}")
+        return found
 
     def _rows(self, workload: Workload) -> list[Row]:
         rows = []

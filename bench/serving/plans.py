@@ -75,13 +75,20 @@ def make_plans(
 
 
 def _workloads(args: argparse.Namespace) -> list[Workload]:
-    """Batches in the order given, and for each the contexts in the order given."""
+    """Those named, or batches in the order given and for each the contexts in the order given."""
+    if args.workload and args.batch:
+        raise ValueError("--workload names the batches itself: leave --batch and --context out")
     batches = args.batch or [1]
-    if min(*batches, *args.context, args.alternations, args.short_tokens) < 1:
+    if args.workload:
+        chosen = [Workload.parse(text) for text in args.workload]
+    else:
+        chosen = [Workload(batch, context) for batch in batches for context in args.context]
+    least = min(min(workload.batch, workload.context) for workload in chosen)
+    if min(least, args.alternations, args.short_tokens) < 1:
         raise ValueError("batches, contexts, alternations and tokens must be at least 1")
     if args.tokens <= args.short_tokens:
         raise ValueError(f"--tokens {args.tokens} must exceed --short-tokens {args.short_tokens}")
-    return [Workload(batch, context) for batch in batches for context in args.context]
+    return chosen
 
 
 def _name(args: argparse.Namespace) -> str:

@@ -17,6 +17,18 @@ class Workload:
     batch: int
     context: int
 
+    @classmethod
+    def parse(cls, text: str) -> "Workload":
+        """From ``16x300``.
+
+        Raises:
+            ValueError: the text is something else.
+        """
+        parts = text.split("x")
+        if len(parts) != 2 or not all(part.isdigit() for part in parts):
+            raise ValueError(f"{text!r} is no workload: write batch x context, as 16x300")
+        return cls(*map(int, parts))
+
     def kv_tokens(self, new_tokens: int, nodes: int, top_k: int, steps: int) -> int:
         """Upper bound of the cache's tokens: prompts, answers, and one tree in the making each."""
         tree = nodes + top_k * steps

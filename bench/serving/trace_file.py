@@ -11,7 +11,7 @@ from bench.serving import client
 
 ON_GPU = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 ON_HOST = frozenset(("cuda_runtime", "cuda_driver"))
-_TRACE_SECONDS = 60.0
+_TRACE_SECONDS = 30.0
 _POLL_SECONDS = 0.2
 Event = dict[str, Any]
 

@@ -13,6 +13,8 @@ from bench.serving.comparison import Comparison, Plan
 from bench.serving.measure import Lengths
 from bench.serving.prompts import ChainPrompts, Workload
 from bench.serving.servers import Fleet, Server, Settings
+from bench.serving.trace import RoundProfile
+from bench.serving.trace_file import TraceError
 from bench.serving.variants import Tree, parse_variants
 from tests.bench.fake_server import fake_server
 from tests.bench.test_serve_measure import CHAIN, chain_reply
@@ -23,8 +25,9 @@ SMALL, LARGE = Workload(2, 20), Workload(4, 5000)
 class Starts:
     """Stands in for ``running``: servers that answer by the chain, but for those told to fail."""
 
-    def __init__(self, broken=(), dying=()):
+    def __init__(self, broken=(), dying=(), kv_tokens=None):
         self.names: list[list[str]] = []
+        self.kv_tokens = kv_tokens or {}
         self.broken, self.dying = broken, dying
 
     @contextmanager
@@ -41,7 +44,8 @@ class Starts:
                 process: Any = SimpleNamespace(
                     url=url, log_tail=lambda: "last words", processes=lambda: []
                 )
-                fleet.servers.append(Server(variant, process, 40.0 + len(self.names), 9000))
+                kv_tokens = self.kv_tokens.get(variant.name, 9000)
+                fleet.servers.append(Server(variant, process, 40.0 + len(self.names), kv_tokens))
             yield fleet
 
     @staticmethod
@@ -61,10 +65,11 @@ def compare(monkeypatch, starts, variants=("eagle", "frspec"), **changes):
         "workloads": [SMALL],
         "side_by_side": True,
         "deadline": float("inf"),
+        "profiled": [],
     }
     plan = Plan(
         run="r", shape="s", settings=settings, variants=parse_variants(variants),
-        prompts=ChainPrompts(CHAIN), lengths=Lengths(5, 17), alternations=2, profiled=[],
+        prompts=ChainPrompts(CHAIN), lengths=Lengths(5, 17), alternations=2,
         traces=Path("traces"), **values | changes,
     )  # fmt: skip
     said: list[str] = []
@@ -102,7 +107,46 @@ def test_a_workload_that_does_not_fit_is_named_and_the_others_run(monkeypatch):
     run, cases, said = compare(monkeypatch, Starts(), workloads=[LARGE, SMALL])
     assert [(row.batch, row.context) for [row, _] in cases] == [(2, 20)]
     assert run.undone == [LARGE]
-    assert any("batch 4, context 5,000 left out: needs 20," in line for line in said)
+    assert any("batch 4, context 5,000, eagle left out: needs 20," in line for line in said)
+
+
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_a_server_that_cannot_hold_a_workload_leaves_it_to_the_others(monkeypatch, side_by_side):
+    run, cases, said = compare(
+        monkeypatch,
+        Starts(kv_tokens={"frspec": 30_000}),
+        workloads=[LARGE, SMALL],
+        side_by_side=side_by_side,
+    )
+    assert [[row.variant for row in rows] for rows in cases] == [["frspec"], ["eagle", "frspec"]]
+    assert [row.alternations for rows in cases for row in rows] == [2, 2, 2]
+    assert run.undone == []
+    assert "batch 4, context 5,000, eagle left out: needs 20,548 tokens of KV cache, 9,000" in next(
+        line for line in said if "left out" in line
+    )
+
+
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_rows_come_when_they_are_timed_and_again_when_they_are_traced(monkeypatch, side_by_side):
+    traced = RoundProfile(40, 0.5, 2.0, 90.0, 1.0, 7.0, 3.0, 1.0, {"gemm": (2.0, 30.0)})
+
+    def profile(server, texts, folder, rounds):
+        if server.variant.name == "eagle":
+            raise TraceError("no trace came")
+        return traced
+
+    monkeypatch.setattr(comparison.trace, "profile", profile)
+    _, cases, said = compare(
+        monkeypatch,
+        Starts(kv_tokens={"eagle": 30_000, "frspec": 30_000}),
+        profiled=[SMALL],
+        side_by_side=side_by_side,
+    )
+    assert [[row.launches for row in rows] for rows in cases][-1] == [None, 7.0]
+    assert cases[-1][1].idle_share == 1 - 0.5 / cases[-1][1].ms_round
+    if side_by_side:
+        assert [[row.launches for row in rows] for rows in cases] == [[None, None], [None, 7.0]]
+    assert sum("eagle: no profile: no trace came" in line for line in said) == 2 - side_by_side
 
 
 @pytest.mark.parametrize("side_by_side", [True, False])
