@@ -126,7 +126,7 @@ def _roofline(splits: Sequence[Split], device: Device) -> str:
             if us and work.flops and work.nbytes:
                 rate = work.flops / (us * 1e-6)
                 words = (
-                    f"{_name(split)}: {' '.join(key)}, {split.ratio(key):.2f} x the floor, "
+                    f"{_name(split)}: {' '.join(key)}, {us / work.floor_us:.2f} x the floor, "
                     f"{work.nbytes / us / 1e6:.2f} TB/s"
                 )
                 points.append((key[1], words, work.flops / work.nbytes, rate))

@@ -33,11 +33,13 @@ Key = tuple[str, str]  # phase, part
 
 @dataclass(frozen=True)
 class Work:
-    """Bytes and operations of a part in a cycle, and the least time for them in microseconds."""
+    """What the arithmetic model says of a part in a cycle; see ``sgl_frspec.explain``."""
 
     nbytes: float
     flops: float
     floor_us: float
+    expected_us: float
+    memory_bound: bool
 
 
 @dataclass(frozen=True)
@@ -114,9 +116,9 @@ class Split:
         return sum(us for (where, _), us in self.gpu_us.items() if where == phase)
 
     def ratio(self, key: Key) -> float | None:
-        """Measured over predicted time of a part; None where either is missing."""
+        """Measured over expected time of a part; None where either is missing."""
         work, us = self.work.get(key), self.gpu_us.get(key)
-        return us / work.floor_us if work and work.floor_us and us else None
+        return us / work.expected_us if work and work.expected_us and us else None
 
     def named_parts(self) -> Iterator[Key]:
         """The (phase, part) pairs with any time, in the order of tables."""

@@ -6,8 +6,9 @@ from bench.breakdown.fit import Fit, fit
 from bench.breakdown.parts import HEAD_PARTS, IDLE, PHASES, TOLERANCE, Split
 
 _WIDTHS = (32, 11, 11, 8, 11, 11, 9)
-_HEADINGS = ("", "GPU us", "per step", "% cycle", "host us", "floor us", "ratio")
+_HEADINGS = ("", "GPU us", "per step", "% cycle", "host us", "expected", "ratio")
 AGREEMENT, AGREED_US = 0.05, 50.0  # of two runs, for parts at least this long
+PREDICTED = 0.15  # memory-bound parts may differ from their expected time by so much
 PAPER = "the paper's 62% (49% + 13%) of draft time, Llama-3-8B on an A800"
 
 
@@ -31,31 +32,32 @@ def _rows(split: Split) -> Iterator[str]:
                 yield _part(split, phase, part)
         total = split.phase_us(phase)
         host = sum(us for (where, _), us in split.host_us.items() if where == phase)
-        floor = sum(w.floor_us for (where, _), w in split.work.items() if where == phase)
+        expected = sum(w.expected_us for (where, _), w in split.work.items() if where == phase)
         if total or host:
-            yield _line(f"{phase} total", *_times(split, phase, total, host, floor))
+            yield _line(f"{phase} total", *_times(split, phase, total, host, expected))
     idle = split.idle_us
     yield _line(IDLE, f"{idle:.1f}", "", f"{idle / split.cycle_us:.1%}", "", "", "")
     host = sum(split.host_us.values())
-    floor = sum(work.floor_us for work in split.work.values())
-    yield _line("cycle", *_times(split, "", split.busy_us + idle, host, floor))
+    expected = sum(work.expected_us for work in split.work.values())
+    yield _line("cycle", *_times(split, "", split.busy_us + idle, host, expected))
 
 
 def _part(split: Split, phase: str, part: str) -> str:
     key = phase, part
     work = split.work.get(key)
-    floor = work.floor_us if work else 0.0
-    times = _times(split, phase, split.gpu_us.get(key, 0.0), split.host_us.get(key, 0.0), floor)
-    return _line(f"{phase} {part}", *times)
+    expected = work.expected_us if work else 0.0
+    us, host = split.gpu_us.get(key, 0.0), split.host_us.get(key, 0.0)
+    mark = " *" if work and work.memory_bound else ""
+    return _line(f"{phase} {part}{mark}", *_times(split, phase, us, host, expected))
 
 
-def _times(split: Split, phase: str, us: float, host: float, floor: float) -> Iterator[str]:
+def _times(split: Split, phase: str, us: float, host: float, expected: float) -> Iterator[str]:
     yield f"{us:.1f}"
     yield f"{us / split.steps:.1f}" if phase == "draft" else ""
     yield f"{us / split.cycle_us:.1%}"
     yield f"{host:.1f}" if host else ""
-    yield f"{floor:.1f}" if floor else ""
-    yield f"{us / floor:.2f}" if floor else ""
+    yield f"{expected:.1f}" if expected else ""
+    yield f"{us / expected:.2f}" if expected else ""
 
 
 def _line(name: str, *cells: str) -> str:
@@ -120,6 +122,23 @@ def disagreements(splits: Sequence[Split]) -> list[str]:
     return found
 
 
+def mispredicted(splits: Sequence[Split]) -> tuple[int, list[str]]:
+    """How many memory-bound parts there are, and which miss their expected time by over 15%."""
+    count, missed = 0, []
+    for split in splits:
+        for key, work in split.work.items():
+            ratio = split.ratio(key) if work.memory_bound else None
+            if ratio is None:
+                continue
+            count += 1
+            if abs(ratio - 1) > PREDICTED:
+                missed.append(
+                    f"{split.implementation}, V {split.vocab:,}: {' '.join(key)} took "
+                    f"{split.gpu_us[key]:.1f} us, {ratio:.2f} times what was expected"
+                )
+    return count, missed
+
+
 def fit_line(name: str, found: Fit, vocab: int) -> str:
     """The fitted line, whether it has a slope, and what it promises a map."""
     line = found.line
@@ -148,6 +167,11 @@ def summary(splits: Sequence[Split], vocab: int) -> str:
         ]
         lines[-1] += f" than {AGREEMENT:.0%}: {len(apart) or 'none'}"
         lines += [f"  {line}" for line in apart]
+    count, missed = mispredicted(splits)
+    if count:
+        lines += ["", f"Memory-bound parts within {PREDICTED:.0%} of the arithmetic model:"]
+        lines[-1] += f" {count - len(missed)} of {count}"
+        lines += [f"  {line}" for line in missed]
     fits = sweeps(splits)
     if fits:
         lines += ["", "Time per cycle against the draft's vocabulary:"]

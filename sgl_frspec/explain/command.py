@@ -83,12 +83,12 @@ def _device(args: argparse.Namespace) -> Device:
 def _line(shape: ModelShape, device: Device, spec: Speculation, head: Head) -> VocabularyLine:
     """The line over the sweep, continued past the model's own vocabulary by wider heads."""
     widest = dataclasses.replace(shape, vocab=max(*SWEEP, shape.vocab))
-    base = cycle_cost(shape, device, spec, head=head).seconds("verify")
+    base = cycle_cost(shape, device, spec, head=head).expected_s("verify")
     seconds = [
         base
         + cycle_cost(
             widest, device, dataclasses.replace(spec, draft_vocab=vocab), head=head
-        ).seconds("draft")
+        ).expected_s("draft")
         for vocab in SWEEP
     ]
     return vocabulary_line(SWEEP, seconds)

@@ -3,11 +3,14 @@
 An EAGLE-2 draft is one decoder layer of the target's sizes with a projection of 2 x hidden to
 hidden in front and the target's LM head behind it. A cycle runs it ``steps`` times, then the target
 once over the tree. Weights are read once per run, whatever the number of rows; the cache of a
-request's context is read once for all of its nodes. Everything that stays on the chip costs
-nothing, so the result is a floor: launches, waiting for the host and partly filled GPUs come on
-top. Numbers are bf16 (2 bytes); probabilities fp32.
+request's context is read once for all of its nodes. Numbers are bf16 (2 bytes); probabilities fp32.
+
+The *floor* of a part is the longer of streaming its bytes and doing its operations. The *expected*
+time adds what each of its kernels takes to start and end, which the floor of a small product hides.
+Waiting for the host comes on top of both.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +21,10 @@ BF16 = 2
 FP32 = 4
 
 Head = Literal["chain", "fused"]
+Phase = Literal["draft", "verify"]
+# Kernels beside the products, of a server: rotary embedding, store, attention over splits, merge;
+# two norms with their residuals; the activation; cast and softmax; a top-k over large rows.
+_ATTENTION_KERNELS, _NORM_KERNELS, _SOFTMAX_KERNELS, _TOPK_KERNELS = 4, 2, 2, 8
 
 
 @dataclass(frozen=True)
@@ -41,13 +48,23 @@ class Speculation:
 
 @dataclass(frozen=True)
 class Part:
-    """One kind of work in a cycle, summed over its runs: bytes, operations, seconds."""
+    """One kind of work in a cycle, summed over its runs.
 
-    phase: Literal["draft", "verify"]
+    Attributes:
+        phase, name: where it belongs.
+        nbytes, flops: moved and done.
+        seconds: the floor.
+        expected_s: floor and starts of the kernels.
+        memory_bound: whether bytes take the most of it, not operations or starts.
+    """
+
+    phase: Phase
     name: str
     nbytes: float
     flops: float
     seconds: float
+    expected_s: float
+    memory_bound: bool
 
 
 @dataclass(frozen=True)
@@ -57,12 +74,25 @@ class CycleCost:
     parts: tuple[Part, ...]
 
     def seconds(self, phase: str | None = None, *names: str) -> float:
-        """Time of a phase, or of the named parts in it; of everything by default."""
-        return sum(
-            part.seconds
-            for part in self.parts
-            if phase in (None, part.phase) and (not names or part.name in names)
-        )
+        """Floor of a phase, or of the named parts in it; of everything by default."""
+        return sum(part.seconds for part in self._of(phase, names))
+
+    def expected_s(self, phase: str | None = None, *names: str) -> float:
+        """Expected time of the same."""
+        return sum(part.expected_s for part in self._of(phase, names))
+
+    def _of(self, phase: str | None, names: Sequence[str]) -> Iterator[Part]:
+        for part in self.parts:
+            if phase in (None, part.phase) and (not names or part.name in names):
+                yield part
+
+
+@dataclass
+class _Work:
+    nbytes: float = 0.0
+    flops: float = 0.0
+    floor_s: float = 0.0
+    start_s: float = 0.0
 
 
 class _Ledger:
@@ -70,28 +100,52 @@ class _Ledger:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._parts: dict[tuple[Literal["draft", "verify"], str], list[float]] = {}
+        self._parts: dict[tuple[Phase, str], _Work] = {}
 
     def add(
         self,
-        phase: Literal["draft", "verify"],
+        phase: Phase,
         name: str,
         nbytes: float,
         flops: float = 0.0,
         runs: int = 1,
+        *,
+        products: int = 0,
+        kernels: int = 0,
     ) -> None:
-        total = self._parts.setdefault((phase, name), [0.0, 0.0, 0.0])
-        total[0] += runs * nbytes
-        total[1] += runs * flops
-        total[2] += runs * self._device.seconds(nbytes, flops)
+        """Add ``runs`` times this; ``kernels`` are those beside the products."""
+        work = self._parts.setdefault((phase, name), _Work())
+        work.nbytes += runs * nbytes
+        work.flops += runs * flops
+        work.floor_s += runs * self._device.seconds(nbytes, flops)
+        start = products * self._device.product_start_s + kernels * self._device.kernel_s
+        work.start_s += runs * start
 
     def close(self) -> CycleCost:
-        return CycleCost(
-            tuple(Part(phase, name, *total) for (phase, name), total in self._parts.items())
+        return CycleCost(tuple(self._part(*key, work) for key, work in self._parts.items()))
+
+    def _part(self, phase: Phase, name: str, work: _Work) -> Part:
+        streaming = work.nbytes / self._device.bytes_per_s
+        multiplying = work.flops / self._device.flops_per_s
+        return Part(
+            phase=phase,
+            name=name,
+            nbytes=work.nbytes,
+            flops=work.flops,
+            seconds=work.floor_s,
+            expected_s=work.floor_s + work.start_s,
+            memory_bound=streaming > max(multiplying, work.start_s),
         )
 
 
-def cycle_cost(shape: ModelShape, device: Device, spec: Speculation, *, head: Head) -> CycleCost:
+def cycle_cost(
+    shape: ModelShape,
+    device: Device,
+    spec: Speculation,
+    *,
+    head: Head,
+    merged_products: bool = True,
+) -> CycleCost:
     """Bytes, operations and time of one draft of ``spec.steps`` steps and one verification.
 
     Args:
@@ -101,6 +155,8 @@ def cycle_cost(shape: ModelShape, device: Device, spec: Speculation, *, head: He
         head: what turns hidden states into draft tokens. ``"chain"`` is the stock sequence of
             product, fp32 cast, softmax and top-k with every intermediate written to memory,
             ``"fused"`` one pass over the head that writes k candidates a row.
+        merged_products: whether query, key and value are one product and gate and up another, as
+            servers have them, or each its own, as in transformers.
 
     Raises:
         ValueError: if the draft vocabulary exceeds the target's.
@@ -108,61 +164,83 @@ def cycle_cost(shape: ModelShape, device: Device, spec: Speculation, *, head: He
     if spec.draft_vocab > shape.vocab:
         raise ValueError(f"a draft vocabulary of {spec.draft_vocab} exceeds {shape.vocab} tokens")
     ledger = _Ledger(device)
+    layers = _Layers(ledger, shape, spec, merged_products)
     # The first step of a draft extends it by the tokens accepted last, of which only the newest
     # needs probabilities; each later step runs top-k branches of every request.
-    _add_draft_steps(ledger, shape, spec, spec.batch, 1, head)
-    _add_draft_steps(ledger, shape, spec, spec.batch * spec.top_k, spec.steps - 1, head)
-    _add_verification(ledger, shape, spec)
+    _add_draft_steps(layers, spec.batch, 1, head)
+    _add_draft_steps(layers, spec.batch * spec.top_k, spec.steps - 1, head)
+    _add_verification(layers)
     return ledger.close()
 
 
-def _add_draft_steps(
-    ledger: _Ledger, shape: ModelShape, spec: Speculation, rows: int, runs: int, head: Head
-) -> None:
+@dataclass(frozen=True)
+class _Layers:
+    """Decoder layers of one shape, to be added to a ledger."""
+
+    ledger: _Ledger
+    shape: ModelShape
+    spec: Speculation
+    merged_products: bool
+
+    def add(self, phase: Phase, rows: int, context: int, runs: int) -> None:
+        ledger, shape = self.ledger, self.shape
+        hidden_bytes = rows * shape.hidden * BF16
+        # Two norms, each with the residual: read both, write both.
+        ledger.add(phase, "norms", 2 * 4 * hidden_bytes, runs=runs, kernels=_NORM_KERNELS)
+        projections = shape.attention_weights
+        ledger.add(
+            phase,
+            "attention projections",
+            projections * BF16,
+            2.0 * rows * projections,
+            runs,
+            products=2 if self.merged_products else 4,
+        )
+        cached = self.spec.batch * context * 2 * shape.kv_heads * shape.head_dim
+        scores = 4.0 * rows * context * shape.heads * shape.head_dim
+        ledger.add(phase, "attention", cached * BF16, scores, runs, kernels=_ATTENTION_KERNELS)
+        weights = shape.mlp_weights
+        ledger.add(
+            phase,
+            "MLP",
+            weights * BF16,
+            2.0 * rows * weights,
+            runs,
+            products=2 if self.merged_products else 3,
+            kernels=1 if self.merged_products else 2,
+        )
+
+
+def _add_draft_steps(layers: _Layers, rows: int, runs: int, head: Head) -> None:
+    ledger, shape, spec = layers.ledger, layers.shape, layers.spec
     hidden_bytes = rows * shape.hidden * BF16
-    ledger.add("draft", "embedding", 2 * hidden_bytes, runs=runs)
+    ledger.add("draft", "embedding", 2 * hidden_bytes, runs=runs, kernels=1)
     fc = 2 * shape.hidden**2
-    ledger.add("draft", "fc", fc * BF16 + 3 * hidden_bytes, 2.0 * rows * fc, runs)
-    _add_layers(ledger, "draft", shape, spec, rows, spec.context, runs)
+    moved = fc * BF16 + 3 * hidden_bytes
+    ledger.add("draft", "fc", moved, 2.0 * rows * fc, runs, products=1, kernels=1)
+    layers.add("draft", rows, spec.context, runs)
     logits = rows * spec.draft_vocab
     weights = shape.hidden * spec.draft_vocab
     written = logits * BF16 if head == "chain" else 0
-    ledger.add("draft", "LM head", weights * BF16 + written, 2.0 * rows * weights, runs)
+    moved = weights * BF16 + written
+    ledger.add("draft", "LM head", moved, 2.0 * rows * weights, runs, products=1)
     if head == "chain":
         # Cast (read bf16, write fp32) and softmax (read, write), then a read of everything.
-        ledger.add("draft", "softmax", logits * (BF16 + 3 * FP32), runs=runs)
-        ledger.add("draft", "top-k", logits * FP32, runs=runs)
+        moved = logits * (BF16 + 3 * FP32)
+        ledger.add("draft", "softmax", moved, runs=runs, kernels=_SOFTMAX_KERNELS)
+        ledger.add("draft", "top-k", logits * FP32, runs=runs, kernels=_TOPK_KERNELS)
 
 
-def _add_verification(ledger: _Ledger, shape: ModelShape, spec: Speculation) -> None:
+def _add_verification(layers: _Layers) -> None:
+    ledger, shape, spec = layers.ledger, layers.shape, layers.spec
     rows = spec.batch * spec.nodes
-    ledger.add("verify", "embedding", 2 * rows * shape.hidden * BF16)
-    sliding = shape.layers - shape.full_layers
-    _add_layers(ledger, "verify", shape, spec, rows, spec.context, shape.full_layers)
+    ledger.add("verify", "embedding", 2 * rows * shape.hidden * BF16, kernels=1)
+    layers.add("verify", rows, spec.context, shape.full_layers)
     if shape.window is not None:
         seen = min(spec.context, shape.window)
-        _add_layers(ledger, "verify", shape, spec, rows, seen, sliding)
+        layers.add("verify", rows, seen, shape.layers - shape.full_layers)
     logits = rows * shape.vocab
     weights = shape.head_weights
-    ledger.add("verify", "LM head", (weights + logits) * BF16, 2.0 * rows * weights)
-    ledger.add("verify", "acceptance", logits * BF16)
-
-
-def _add_layers(
-    ledger: _Ledger,
-    phase: Literal["draft", "verify"],
-    shape: ModelShape,
-    spec: Speculation,
-    rows: int,
-    context: int,
-    runs: int,
-) -> None:
-    hidden_bytes = rows * shape.hidden * BF16
-    # Two norms, each with the residual: read both, write both.
-    ledger.add(phase, "norms", 2 * 4 * hidden_bytes, runs=runs)
-    projections = shape.attention_weights
-    ledger.add(phase, "attention projections", projections * BF16, 2.0 * rows * projections, runs)
-    cached = spec.batch * context * 2 * shape.kv_heads * shape.head_dim
-    products = 4.0 * rows * context * shape.heads * shape.head_dim
-    ledger.add(phase, "attention", cached * BF16, products, runs)
-    ledger.add(phase, "MLP", shape.mlp_weights * BF16, 2.0 * rows * shape.mlp_weights, runs)
+    moved = (weights + logits) * BF16
+    ledger.add("verify", "LM head", moved, 2.0 * rows * weights, products=1)
+    ledger.add("verify", "acceptance", logits * BF16, kernels=2)

@@ -7,15 +7,29 @@ from dataclasses import dataclass
 # 0.79 of 0.99 PFLOP/s.
 STREAM_SHARE = 0.92
 MATMUL_SHARE = 0.80
+# What a matrix product of few rows takes beyond its bytes: filling and draining the GPU, and the
+# sum over splits behind it. What a kernel takes that moves next to nothing. Both measured on an
+# H200 (docs/where-time-goes.md); no other GPU is known to differ.
+PRODUCT_START_S = 4.5e-6
+KERNEL_S = 1.8e-6
 
 
 @dataclass(frozen=True)
 class Device:
-    """Reachable bytes a second and dense bf16 operations a second."""
+    """Reachable bytes a second and dense bf16 operations a second, and what launches cost the GPU.
+
+    Attributes:
+        name: for the eye.
+        bytes_per_s, flops_per_s: of large streams and products.
+        product_start_s: seconds of a product beyond its bytes or operations.
+        kernel_s: seconds of a kernel with next to no bytes.
+    """
 
     name: str
     bytes_per_s: float
     flops_per_s: float
+    product_start_s: float = PRODUCT_START_S
+    kernel_s: float = KERNEL_S
 
     def seconds(self, nbytes: float, flops: float) -> float:
         """The longer of streaming ``nbytes`` and doing ``flops``."""

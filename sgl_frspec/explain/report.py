@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from sgl_frspec.explain.cycle import CycleCost, Part, Speculation
+from sgl_frspec.explain.cycle import CycleCost, Speculation
 from sgl_frspec.explain.device import Device
 from sgl_frspec.explain.line import VocabularyLine
 from sgl_frspec.explain.model_shape import ModelShape
@@ -24,7 +24,8 @@ def render(
         f"{device.flops_per_s / 1e15:.2f} PFLOP/s reachable",
         f"{spec.steps} steps, top-k {spec.top_k}, {spec.nodes} nodes, batch {spec.batch}, "
         f"context {spec.context}; {shape.vocab:,} tokens, map of {spec.draft_vocab:,}",
-        "Least time, in microseconds; launches and waiting for the host come on top.",
+        "Expected microseconds: bytes or operations, whichever takes longer, and the start of each",
+        "kernel. Waiting for the host comes on top. * marks parts whose time is mostly bytes.",
         "",
         *_table(columns),
         "",
@@ -45,21 +46,20 @@ def _table(columns: Mapping[str, CycleCost]) -> Iterator[str]:
     costs = list(columns.values())
     yield f"{'':<32}" + "".join(f"{name:>14}" for name in columns) + f"{'MB':>10}"
     for part in costs[0].parts:
-        cells = "".join(f"{_us(cost, part):>14.1f}" for cost in costs)
-        yield f"{part.phase + ' ' + part.name:<32}{cells}{part.nbytes / 1e6:>10.1f}"
+        cells = "".join(f"{1e6 * cost.expected_s(part.phase, part.name):>14.1f}" for cost in costs)
+        name = f"{part.phase} {part.name}{' *' if part.memory_bound else ''}"
+        yield f"{name:<32}{cells}{part.nbytes / 1e6:>10.1f}"
     for phase in ("draft", "verify", None):
-        cells = "".join(f"{1e6 * cost.seconds(phase):>14.1f}" for cost in costs)
+        cells = "".join(f"{1e6 * cost.expected_s(phase):>14.1f}" for cost in costs)
         yield f"{phase + ' total' if phase else 'cycle':<32}{cells}"
-
-
-def _us(cost: CycleCost, part: Part) -> float:
-    return 1e6 * cost.seconds(part.phase, part.name)
+    cells = "".join(f"{1e6 * cost.seconds():>14.1f}" for cost in costs)
+    yield f"{'of it bytes and operations':<32}{cells}"
 
 
 def _shares(columns: Mapping[str, CycleCost]) -> Iterator[str]:
     for name, cost in columns.items():
-        head = cost.seconds("draft", *HEAD_PARTS)
+        head, draft = cost.expected_s("draft", *HEAD_PARTS), cost.expected_s("draft")
         yield (
-            f"{name}: draft head, softmax and top-k are {head / cost.seconds('draft'):.0%} of the "
-            f"draft and {head / cost.seconds():.0%} of the cycle"
+            f"{name}: draft head, softmax and top-k are {head / draft:.0%} of the draft and "
+            f"{head / cost.expected_s():.0%} of the cycle"
         )

@@ -40,14 +40,14 @@ def test_numbers_of_a_split():
 
 
 def test_a_split_survives_json():
-    split = _split(work={("draft", "MLP"): Work(1.0, 2.0, 3.0)})
+    split = _split(work={("draft", "MLP"): Work(1.0, 2.0, 3.0, 4.0, True)})
     assert from_json(json.loads(json.dumps(split.as_json()))) == split
 
 
 def test_the_table_shows_steps_percents_and_ratios():
-    split = _split(work={("draft", "MLP"): Work(1e9, 1e9, 200.0)})
+    split = _split(work={("draft", "MLP"): Work(1e9, 1e9, 150.0, 200.0, True)})
     row = next(line for line in text.table(split).splitlines() if line.startswith("draft MLP"))
-    assert row.split() == ["draft", "MLP", "240.0", "40.0", "12.0%", "200.0", "1.20"]
+    assert row.split() == ["draft", "MLP", "*", "240.0", "40.0", "12.0%", "200.0", "1.20"]
     row = next(line for line in text.table(split).splitlines() if line.startswith("draft LM head"))
     assert row.split() == ["draft", "LM", "head", "300.0", "50.0", "15.0%", "30.0"]
     assert "parts and idle time add up: +0.0%" in text.table(split)
@@ -120,8 +120,33 @@ def test_predictions_take_the_head_of_the_implementation_and_a_wider_vocabulary(
     assert head.nbytes == pytest.approx(full["draft", "LM head"].nbytes * 262144 / 128256)
     assert verify.nbytes == full["verify", "LM head"].nbytes
     assert stock.ratio(("draft", "MLP")) == pytest.approx(
-        240.0 / (1e6 * full["draft", "MLP"].seconds)
+        240.0 / (1e6 * full["draft", "MLP"].expected_s)
     )
+
+
+def test_the_eager_loop_is_expected_to_start_more_products():
+    key = "verify", "attention projections"
+    stock = with_prediction(_split("stock"), SHAPE, DEVICE, SPEC).work[key]
+    eager = with_prediction(_split("eager, one CUDA graph"), SHAPE, DEVICE, SPEC).work[key]
+    assert eager.nbytes == stock.nbytes
+    more = 1e6 * SHAPE.layers * 2 * DEVICE.product_start_s
+    assert eager.expected_us == pytest.approx(stock.expected_us + more)
+
+
+def test_memory_bound_parts_off_their_expected_time_are_named():
+    work = {
+        ("draft", "MLP"): Work(1e9, 1e9, 190.0, 200.0, True),  # measured 240
+        ("verify", "MLP"): Work(1e9, 1e9, 300.0, 400.0, True),  # 360
+        ("draft", "top-k"): Work(1e6, 0.0, 1.0, 10.0, False),  # 40
+        ("verify", "LM head"): Work(1e9, 1e9, 190.0, 200.0, True),  # not measured
+    }
+    found = text.mispredicted([_split(work=work)])
+    assert found == (
+        2,
+        ["eager, V 32,768: draft MLP took 240.0 us, 1.20 times what was expected"],
+    )
+    lines = text.summary([_split(work=work)], 128256).splitlines()
+    assert "Memory-bound parts within 15% of the arithmetic model: 1 of 2" in lines
 
 
 def test_ticks_are_round_and_within_the_axis():
