@@ -124,11 +124,11 @@ class FrSpecDraftWorker(EagleDraftWorker):
         """Likewise."""
 
     def _capture_cuda_graphs(self) -> None:
-        if self.drawn is not None:
-            # No batch has more requests than the table of slots has rows.
-            self.drawn.reserve(self.req_to_token_pool.size)
         if self.head is not None and self.hot_token_id.is_cuda:
             batches, _ = get_batch_sizes_to_capture(self.draft_runner)
+            if self.drawn is not None:
+                # No batch has more requests than the table of slots has rows.
+                self.drawn.reserve(max(*batches, self.req_to_token_pool.size))
             dtype = self.draft_runner.model_config.dtype
             self.head.reserve(max(batches), self.draft_runner.model.lm_head.weight, dtype)
         super()._capture_cuda_graphs()

@@ -130,6 +130,15 @@ def generate(url: str, prompts: Sequence[list[int]], new_tokens: int) -> list[Re
         return [Reply.of(one) for one in json.load(answer)]
 
 
+def sample(
+    url: str, prompts: Sequence[list[int]], samplings: Sequence[dict[str, Any]]
+) -> list[Reply]:
+    """Answers to tokenised prompts, each with SGLang's sampling parameters of its own."""
+    body = {"input_ids": list(prompts), "sampling_params": list(samplings)}
+    with _post(f"{url}/generate", body) as answer:
+        return [Reply.of(one) for one in json.load(answer)]
+
+
 def stream(url: str, prompt: list[int], new_tokens: int) -> Iterator[Reply]:
     """The greedy answer to one prompt, growing: what is there so far, after each cycle."""
     body = _body(prompt, new_tokens) | {"stream": True}

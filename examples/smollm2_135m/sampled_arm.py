@@ -1,0 +1,187 @@
+"""Sampled replies of one way to serve the target, kept for ``sampled_compare``.
+
+    python -m examples.smollm2_135m.sampled_arm --arm drawn --requests 20000 --out FOLDER
+
+Serves the target without speculation (``plain``), or with FRSPEC whose drafted tokens are ``fixed``
+or ``drawn`` (docs/sampling.md), in trees or chains, and asks for
+
+- the first three tokens of ``--requests`` replies for each setting: temperature 0.7, 1.0, and 1.0
+  with top-p 0.9, four held-out prompts, all kinds in the same batches;
+- ``--replies`` whole replies to held-out prompts at temperature 1, for the accept length;
+- ``--seeds`` seeded replies in a batch of 16, in the reverse order, and alone.
+
+The outcome is written to the folder after every batch. ``sampled_compare FOLDER`` judges it.
+"""
+
+import argparse
+import json
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from examples.smollm2_135m.convert import CONVERSION
+from examples.smollm2_135m.demo import load_tokenizer
+from examples.smollm2_135m.prompts import chat_ids, eval_prompts
+from examples.smollm2_135m.serving import DRAFT, MODEL, TOKEN_MAP, free_port, sample
+from sgl_frspec.serve import server_command
+from sgl_frspec.server_process import ServerError, ServerProcess
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "T 0.7": {"temperature": 0.7},
+    "T 1.0": {"temperature": 1.0},
+    "top-p 0.9": {"temperature": 1.0, "top_p": 0.9},
+}
+FIRST_TOKENS = 3
+PROMPTS = 4
+LONGEST_CONTEXT = 64
+TREE = ("4", "4", "16")
+CHAIN = ("4", "1", "5")
+ARMS = {
+    "plain": None, "fixed": TREE, "drawn": TREE, "fixed-chain": CHAIN, "drawn-chain": CHAIN,
+}  # fmt: skip
+KINDS_EACH = 250  # replies of a kind in one request to the server
+REPLY_TOKENS, SEEDED_TOKENS, COMPANY = 96, 24, 16
+MAP_SIZE = 32768
+
+
+def drafting_flags(arm: str, map_size: int) -> list[str]:
+    """SGLang's flags for one of ``ARMS``."""
+    tree = ARMS[arm]
+    if tree is None:
+        return []
+    steps, top_k, nodes = tree
+    flags = [
+        *("--speculative-algorithm", "FRSPEC", "--speculative-draft-model-path", str(DRAFT)),
+        *("--speculative-token-map", str(TOKEN_MAP), "--frspec-map-size", str(map_size)),
+        *("--speculative-num-steps", steps, "--speculative-eagle-topk", top_k),
+        *("--speculative-num-draft-tokens", nodes),
+    ]
+    return [*flags, *(["--speculative-use-rejection-sampling"] if arm.startswith("drawn") else [])]
+
+
+class Outcome:
+    """What a server answered so far, on disk after every batch."""
+
+    def __init__(self, folder: Path, arm: str, map_size: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / f"{arm}-{map_size}.json"
+        self.found: dict[str, Any] = {"arm": arm, "map_size": map_size, "counts": {}}
+
+    def write(self) -> None:
+        """Replace the file."""
+        part = self._path.with_suffix(".part")
+        part.write_text(json.dumps(self.found), encoding="utf-8")
+        part.replace(self._path)
+
+
+def ask_first_tokens(url: str, prompts: list[list[int]], requests: int, outcome: Outcome) -> None:
+    """Count the first tokens of at least ``requests`` replies for each setting."""
+    kinds = [(name, place) for name in SETTINGS for place in range(PROMPTS)]
+    counts = {kind: Counter[str]() for kind in kinds}
+    common = {"max_new_tokens": FIRST_TOKENS, "ignore_eos": True}
+    for start in range(0, requests, PROMPTS * KINDS_EACH):
+        asked = kinds * min(KINDS_EACH, -(-(requests - start) // PROMPTS))
+        replies = sample(
+            url,
+            [prompts[place] for _, place in asked],
+            [SETTINGS[name] | common for name, _ in asked],
+        )
+        for kind, reply in zip(asked, replies, strict=True):
+            counts[kind][",".join(map(str, reply.ids))] += 1
+        outcome.found["counts"] = {
+            name: [dict(counts[name, place]) for place in range(PROMPTS)] for name in SETTINGS
+        }
+        outcome.write()
+
+
+def ask_replies(url: str, prompts: list[list[int]], replies: int, outcome: Outcome) -> None:
+    """Cycles and accepted drafts of sampled replies."""
+    asked = [prompts[i % len(prompts)] for i in range(replies)]
+    common = {"temperature": 1.0, "max_new_tokens": REPLY_TOKENS}
+    got = sample(url, asked, [common | {"sampling_seed": i} for i in range(replies)])
+    outcome.found["replies"] = [(reply.cycles, reply.accepted, len(reply.ids)) for reply in got]
+    outcome.write()
+
+
+def ask_seeds(url: str, prompts: list[list[int]], count: int, outcome: Outcome) -> None:
+    """How many seeded replies come again in a reversed batch and alone."""
+    asked = [prompts[i % len(prompts)] for i in range(COMPANY)]
+    common = {"temperature": 1.0, "max_new_tokens": SEEDED_TOKENS, "ignore_eos": True}
+    how = [common | {"sampling_seed": 1000 + i} for i in range(COMPANY)]
+    first = [reply.ids for reply in sample(url, asked, how)]
+    turned = [reply.ids for reply in sample(url, asked[::-1], how[::-1])][::-1]
+    alone = [sample(url, [asked[i]], [how[i]])[0].ids for i in range(min(count, COMPANY))]
+    outcome.found["seeds"] = {
+        "batch": COMPANY,
+        "reversed": sum(a == b for a, b in zip(first, turned, strict=True)),
+        "alone": [sum(a == b for a, b in zip(first, alone, strict=False)), len(alone)],
+        "distinct": len({tuple(ids) for ids in first}),
+    }
+    outcome.write()
+
+
+def short_prompts(model: Path) -> list[list[int]]:
+    """Held-out prompts as token ids, short ones only."""
+    tokenizer = load_tokenizer(model)
+    ids = [chat_ids(tokenizer, prompt.text) for prompt in eval_prompts()]
+    return [prompt for prompt in ids if len(prompt) <= LONGEST_CONTEXT]
+
+
+def main() -> int:
+    """Run the command and return its exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, default=MODEL, help=f"default: {MODEL}")
+    parser.add_argument("--arm", choices=list(ARMS), required=True)
+    parser.add_argument("--map-size", type=int, default=MAP_SIZE)
+    parser.add_argument("--requests", type=int, default=0, help="for each setting")
+    parser.add_argument("--replies", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=0)
+    parser.add_argument("--flags", default="", help="more flags for the server")
+    parser.add_argument("--start-seconds", type=float, default=240.0)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    # The server goes with this process, however it is ended.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    CONVERSION.run(args.model)
+    prompts, port = short_prompts(args.model), free_port()
+    flags = [
+        *("--model-path", str(args.model), "--port", str(port), "--random-seed", "1"),
+        *("--sampling-backend", "pytorch", *drafting_flags(args.arm, args.map_size)),
+        *args.flags.split(),
+    ]
+    outcome = Outcome(args.out, args.arm, args.map_size)
+    log = args.out / f"{args.arm}-{args.map_size}.log"
+    started = time.perf_counter()
+    try:
+        with ServerProcess(server_command(flags), f"http://127.0.0.1:{port}", log) as server:
+            server.wait_until_ready(args.start_seconds)
+            _say(args, started, ["ready"])
+            if args.seeds:
+                ask_seeds(server.url, prompts, args.seeds, outcome)
+                _say(args, started, ["seeds", outcome.found["seeds"]])
+            if args.replies:
+                ask_replies(server.url, prompts, args.replies, outcome)
+                _say(args, started, ["replies", args.replies])
+            if args.requests:
+                ask_first_tokens(server.url, prompts[:PROMPTS], args.requests, outcome)
+                _say(args, started, ["first tokens", args.requests])
+    except ServerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _say(args: argparse.Namespace, started: float, words: Iterable[Any]) -> None:
+    print(
+        f"[{time.perf_counter() - started:5.1f} s] {args.arm} {args.map_size}:", *words, flush=True
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
