@@ -25,6 +25,7 @@ class Row:
         accept_length, expected_accept: tokens a round, the target's own included.
         wrong: wrong answers of ``requests``; None where right ones are not known.
         idle_share: 1 - busy_ms / ms_round: time in which nothing runs on the GPU.
+        gap_share: gaps_ms / ms_round: the part of it that lies inside CUDA graphs.
         kv_tokens: capacity; ``kv_capped`` says that it was given, not what memory allows.
         ms_samples: of each alternation.
     """
@@ -58,6 +59,7 @@ class Row:
     waits: float | None = None
     busy_ms: float | None = None
     idle_share: float | None = None
+    gap_share: float | None = None
     by_kernel: dict[str, tuple[float, float]] | None = None
 
     @property
@@ -70,6 +72,7 @@ class Row:
         self.kernels, self.graphs, self.launches = profile.kernels, profile.graphs, profile.launches
         self.copies, self.waits, self.busy_ms = profile.copies, profile.waits, profile.busy_ms
         self.idle_share = 1 - profile.busy_ms / self.ms_round
+        self.gap_share = profile.gaps_ms / self.ms_round
         self.by_kernel = profile.by_kernel
 
 

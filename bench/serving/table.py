@@ -18,7 +18,9 @@ HEADINGS = (
     "graphs",
     "launches",
     "copies",
+    "busy ms",
     "idle",
+    "in graphs",
     "right",
 )
 
@@ -35,7 +37,9 @@ def cells(row: Row, rows: Sequence[Row]) -> list[str]:
         f"{row.accept_length:.2f}",
         _number(row.expected_accept, ".2f"),
         *(_number(value, ".0f") for value in (row.kernels, row.graphs, row.launches, row.copies)),
+        _number(row.busy_ms, ".3f"),
         _number(row.idle_share, ".1%"),
+        _number(row.gap_share, ".1%"),
         "?" if row.wrong is None else f"{row.requests - row.wrong}/{row.requests}",
     ]
 

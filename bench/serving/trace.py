@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.serving.servers import Server
 from bench.serving.trace_file import ON_GPU, ON_HOST, Event, TraceError, read_events, record
@@ -17,6 +18,7 @@ class RoundProfile:
     Attributes:
         rounds: how many were averaged.
         busy_ms: time in which at least one kernel or copy ran.
+        gaps_ms: time in which nothing ran between two kernels of one graph launch.
         traced_ms: a round's length while it was traced; tracing slows the host.
         kernels: kernels, copies and fills that ran, in graphs or not.
         graphs: graph launches.
@@ -28,6 +30,7 @@ class RoundProfile:
 
     rounds: int
     busy_ms: float
+    gaps_ms: float
     traced_ms: float
     kernels: float
     graphs: float
@@ -82,9 +85,11 @@ def analyse(events: Iterable[Event], rounds: int) -> RoundProfile:
         by_kernel[event["name"]][0] += 1 / count
         by_kernel[event["name"]][1] += event["dur"] / count
     longest = sorted(by_kernel.items(), key=lambda item: -item[1][1])
+    busy, gaps = _busy_us(inside)
     return RoundProfile(
         rounds=count,
-        busy_ms=_busy_us(inside) / count / 1e3,
+        busy_ms=busy / count / 1e3,
+        gaps_ms=gaps / count / 1e3,
         traced_ms=(end - start) / count / 1e3,
         kernels=len(inside) / count,
         graphs=_sum(calls, "GraphLaunch") / count,
@@ -99,14 +104,19 @@ def _sum(calls: Counter[str], *parts: str) -> int:
     return sum(count for name, count in calls.items() if any(part in name for part in parts))
 
 
-def _busy_us(events: Sequence[Event]) -> float:
-    busy = until = 0.0
+def _busy_us(events: Sequence[Event]) -> tuple[float, float]:
+    """Time in which something ran, and idle time between kernels of the same graph launch."""
+    busy = gaps = until = 0.0
+    launch: Any = None
     for event in events:
         begin, finish = max(event["ts"], until), event["ts"] + event["dur"]
+        this = event.get("args", {}).get("correlation")
+        if this is not None and this == launch:
+            gaps += begin - until
         if finish > begin:
             busy += finish - begin
-            until = finish
-    return busy
+            until, launch = finish, this
+    return busy, gaps
 
 
 def _window(gpu: Sequence[Event], rounds: int) -> tuple[float, float, int]:

@@ -128,7 +128,7 @@ def test_a_server_that_cannot_hold_a_workload_leaves_it_to_the_others(monkeypatc
 
 @pytest.mark.parametrize("side_by_side", [True, False])
 def test_rows_come_when_they_are_timed_and_again_when_they_are_traced(monkeypatch, side_by_side):
-    traced = RoundProfile(40, 0.5, 2.0, 90.0, 1.0, 7.0, 3.0, 1.0, {"gemm": (2.0, 30.0)})
+    traced = RoundProfile(40, 0.5, 0.1, 2.0, 90.0, 1.0, 7.0, 3.0, 1.0, {"gemm": (2.0, 30.0)})
 
     def profile(server, texts, folder, rounds):
         if server.variant.name == "eagle":

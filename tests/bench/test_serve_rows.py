@@ -108,14 +108,15 @@ def test_gains_are_over_the_stock_servers_of_the_same_case():
 
 def test_idle_share_is_judged_by_the_untraced_round():
     ours = row(ms=4.0)
-    ours.add_profile(RoundProfile(39, 3.0, 9.0, 200, 1, 10, 5, 1, {"gemm": (2.0, 70.0)}))
+    ours.add_profile(RoundProfile(39, 3.0, 0.2, 9.0, 200, 1, 10, 5, 1, {"gemm": (2.0, 70.0)}))
     assert ours.idle_share == 0.25
+    assert ours.gap_share == 0.05
     assert (ours.kernels, ours.graphs, ours.launches, ours.copies) == (200, 1, 10, 5)
 
 
 def test_written_rows_are_read_again_and_merged(tmp_path):
     first, second = [*STOCK, row()], [row(run="r2", context=8192)]
-    first[2].add_profile(RoundProfile(39, 3.0, 9.0, 200, 1, 10, 5, 1, {"gemm": (2.0, 70.0)}))
+    first[2].add_profile(RoundProfile(39, 3.0, 0.2, 9.0, 200, 1, 10, 5, 1, {"gemm": (2.0, 70.0)}))
     write(first, {"gpu": "H200", "git_sha": "a"}, tmp_path / "1")
     write(second, {"gpu": "H200", "git_sha": "b"}, tmp_path / "2")
     rows, machine = read([tmp_path / "1", tmp_path / "2"])
@@ -142,7 +143,8 @@ def test_the_table_has_a_line_for_each_row_of_a_case():
     assert lines[0] == "8b, tree 3x4x16, batch 1, context 300 (3 alternations)"
     assert lines[4].split() == [
         *("frspec", "4.000", "3.500–5.000", "2.00", "1.50", "1.50", "700", "2.90", "2.95"),
-        *("–", "–", "–", "–", "–", "4/6"),
+        *("–",) * 7,
+        "4/6",
     ]
     assert table.text(cases[1]).split()[-1] == "?"
     assert "KV 60,000 tokens (given" in table.servers(rows)

@@ -66,6 +66,18 @@ def test_the_window_holds_whole_rounds_though_they_differ_in_length():
     assert result.busy_ms == pytest.approx(0.070, rel=0.02)
 
 
+def test_gaps_inside_a_graph_are_told_from_those_between_launches():
+    events = decode_trace(40)
+    graphs = {"gemm": 1, "accept": 1, "Memcpy DtoH": 2}  # launches of a round; the copy is alone
+    for event in events:
+        if event["name"] in graphs:
+            event["args"] = {"correlation": 10 * (event["ts"] // 100) + graphs[event["name"]]}
+    result = analyse(events, 40)
+    # From 50 to 60 µs, behind the longer gemm; the window's first round begins behind it.
+    assert result.gaps_ms == pytest.approx(0.010 * 38 / 39)
+    assert analyse(decode_trace(40), 40).gaps_ms == 0  # without correlations nothing is known
+
+
 def test_a_kernel_of_the_same_count_that_runs_in_a_burst_is_no_anchor():
     burst = [kernel("warm-up", -300.0 + i, 0.5) for i in range(40)]
     result = analyse(decode_trace(40) + burst, 40)
