@@ -15,6 +15,19 @@ from bench.breakdown.ranges import Mark
 from sgl_frspec.explain import Speculation
 
 
+@dataclass(frozen=True)
+class DraftHead:
+    """The draft's LM head: weights (V, H) and the token ids, int64 (V,), of its rows."""
+
+    weight: Tensor
+    ids: Tensor
+
+    @property
+    def vocab(self) -> int:
+        """Rows, V."""
+        return len(self.weight)
+
+
 @dataclass
 class Draft:
     """Weights of the draft.
@@ -24,8 +37,7 @@ class Draft:
         embedding: (target's V, H), the target's.
         fc: (H, 2 H).
         layer: the one decoder layer.
-        head: (V, H).
-        hot_ids: int64 (V,), token ids of the head's rows.
+        head: what it proposes with.
         hidden: (B, S + 1, H), what the last verification left of the accepted tokens.
         root: int64 (B, 1), the last accepted token.
     """
@@ -34,8 +46,7 @@ class Draft:
     embedding: Tensor
     fc: Tensor
     layer: Layer
-    head: Tensor
-    hot_ids: Tensor
+    head: DraftHead
     hidden: Tensor
     root: Tensor
 
@@ -109,9 +120,9 @@ class Draft:
     def _propose(self, hidden: Tensor, mark: Mark) -> tuple[Tensor, Tensor]:
         """Log-probabilities and token ids (B, R, K) of the best successors of each row."""
         with mark("draft", "LM head"):
-            logits = F.linear(hidden, self.head)
+            logits = F.linear(hidden, self.head.weight)
         with mark("draft", "softmax"):
             log_probs = F.log_softmax(logits.float(), dim=-1)
         with mark("draft", "top-k"):
             best, rows = log_probs.topk(self.spec.top_k, dim=-1)
-            return best, self.hot_ids[rows]
+            return best, self.head.ids[rows]

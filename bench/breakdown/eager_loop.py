@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from bench.breakdown.eager_draft import Draft
+from bench.breakdown.eager_draft import Draft, DraftHead
 from bench.breakdown.eager_model import Family, make_layer, random_weight
 from bench.breakdown.eager_target import Target
 from bench.breakdown.eager_tree import accept, ancestors, choose
@@ -69,25 +69,18 @@ class EagerLoop:
             embedding=self.target.embedding,
             fc=weight(shape.hidden, 2 * shape.hidden),
             layer=layer(full=True),
-            head=self.target.head,
-            hot_ids=torch.arange(shape.vocab, device=device),
+            head=self.make_head(spec.draft_vocab),
             hidden=weight(spec.batch, spec.steps + 1, shape.hidden),
             root=torch.zeros(spec.batch, 1, dtype=torch.int64, device=device),
         )
-        self.set_draft_vocab(spec.draft_vocab)
 
-    @property
-    def draft_vocab(self) -> int:
-        """Rows of the draft's head."""
-        return len(self.draft.head)
-
-    def set_draft_vocab(self, vocab: int) -> None:
-        """Give the draft a head of ``vocab`` random rows; more than the target has are allowed."""
-        full = vocab == self.shape.vocab
-        self.draft.head = self.target.head if full else self._weight(vocab, self.shape.hidden)
+    def make_head(self, vocab: int) -> DraftHead:
+        """A draft head of ``vocab`` rows: the target's, or random; more than it has are allowed."""
+        head = self.target.head
+        weight = head if vocab == len(head) else self._weight(vocab, self.shape.hidden)
         # A head wider than the target's can only be timed: its ids wrap around.
-        ids = torch.arange(vocab, device=self.draft.head.device) % self.shape.vocab
-        self.draft.hot_ids = ids.sort().values
+        ids = torch.arange(vocab, device=head.device) % self.shape.vocab
+        return DraftHead(weight, ids.sort().values)
 
     def device_work(self, mark: Mark = unmarked) -> Tensor:
         """All GPU work of a cycle, none of it waited for: accepted tokens (B, S + 1), -1 behind."""

@@ -1,59 +1,143 @@
-"""Measure the eager loop: untraced for the length of a cycle, traced for its parts."""
+"""Measure the eager loop: untraced for the length of a cycle, traced for its parts.
+
+Times come first, for all vocabularies; traces follow, which a busy host does not distort: they tell
+what the GPU does, not when.
+"""
 
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import torch
+from torch import Tensor
 from torch.profiler import ProfilerActivity
 
+from bench.breakdown.eager_draft import DraftHead
+from bench.breakdown.eager_labels import eager_labels, graph_labels, host_labels
 from bench.breakdown.eager_loop import EagerLoop
-from bench.breakdown.parts import UNKNOWN, Key, Split
-from bench.breakdown.ranges import NAMES, HostClock, annotated, unmarked
-from bench.breakdown.timeline import Ranges, busy, gpu_events, launch_times
+from bench.breakdown.parts import Key, Split
+from bench.breakdown.ranges import HostClock, annotated
+from bench.breakdown.timeline import busy, gpu_events
 from bench.serving.trace_file import Event, read_events
 
 WARM_UPS = 3
 TRACED = 3
-_RESYNC = 24  # kernels that a library may use more or less of at one place
-NOWHERE: Key = ("between", UNKNOWN)
 
 
-class CaptureError(RuntimeError):
-    """A graph that runs other kernels than the loop it was captured from."""
+@dataclass(frozen=True)
+class Captured:
+    """One cycle as a CUDA graph.
+
+    Attributes:
+        graph: the cycle.
+        accepted: (B, S + 1), where the graph leaves the accepted tokens.
+        cycle_us: median length.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    accepted: Tensor
+    cycle_us: float
 
 
-def measure(loop: EagerLoop, cycles: int, graphs: bool, traces: Path | None) -> list[Split]:
-    """The loop launched kernel by kernel and, with ``graphs``, as one CUDA graph a cycle.
+@dataclass(frozen=True)
+class Timed:
+    """A loop's times with one draft head.
+
+    Attributes:
+        head: kept, because a captured graph reads it.
+        cycle_us: median length, launched kernel by kernel.
+        host_us: mean time in which the host issues each part.
+        captured: the same as one graph, if that was asked for.
+    """
+
+    head: DraftHead
+    cycle_us: float
+    host_us: dict[Key, float]
+    captured: Captured | None
+
+
+def time_cycles(loop: EagerLoop, vocab: int, cycles: int, graphs: bool) -> Timed:
+    """Times of ``cycles`` cycles each, with a draft head of ``vocab`` rows; nothing is traced.
 
     Args:
-        loop: with its draft vocabulary set.
-        cycles: timed for a median.
-        graphs: whether to capture; needs a GPU.
-        traces: folder for the traces, to be opened in Perfetto; none are kept without.
-
-    Raises:
-        CaptureError: the graph's kernels are not those of the eager loop.
+        loop: gets that head.
+        vocab: rows of it.
+        cycles: how many.
+        graphs: whether to capture a cycle, too; needs a GPU.
     """
+    head = loop.draft.head = loop.make_head(vocab)
     with torch.inference_mode():
         for _ in range(WARM_UPS):
             loop.cycle()
         host_us = _host_us(loop, cycles)
         cycle_us = _cycle_us(loop.cycle, cycles)
-        name = f"eager-{loop.draft_vocab}"
-        events, traced_us = _trace(lambda: loop.cycle(annotated), traces, name)
-        if torch.cuda.is_available():
-            kernels, labels = eager_labels(events)
-        else:
-            # The ranges are the host's own, which tracing stretches together with the cycle.
-            kernels, labels, cycle_us = *host_labels(events), traced_us
-        first = _split("eager", loop, cycle_us, traced_us, kernels, labels, events, host_us)
-        if not graphs:
-            return [first]
-        return [first, _graphed(loop, cycles, kernels, labels, traces)]
+        return Timed(head, cycle_us, host_us, _capture(loop, cycles) if graphs else None)
+
+
+def split_cycles(loop: EagerLoop, timed: Timed, traces: Path | None) -> list[Split]:
+    """Splits of the loop launched kernel by kernel and, if it was captured, as one graph a cycle.
+
+    Args:
+        loop: that was timed.
+        timed: its times.
+        traces: folder for the traces, to be opened in Perfetto; none are kept without.
+
+    Raises:
+        CaptureError: the graph's kernels are not those of the eager loop.
+    """
+    loop.draft.head, vocab = timed.head, timed.head.vocab
+    with torch.inference_mode():
+        events, traced_us = _trace(lambda: loop.cycle(annotated), traces, f"eager-{vocab}")
+    cycle_us = timed.cycle_us
+    if torch.cuda.is_available():
+        kernels, labels = eager_labels(events)
+    else:
+        # The ranges are the host's own, which tracing stretches together with the cycle.
+        kernels, labels, cycle_us = *host_labels(events), traced_us
+    steps = loop.spec.steps
+    lengths = (cycle_us, traced_us)
+    splits = [_split("eager", vocab, steps, lengths, kernels, labels, events, timed.host_us)]
+    captured = timed.captured
+    if captured:
+        replay = partial(_replay, captured.graph, captured.accepted)
+        events, traced_us = _trace(replay, traces, f"graph-{vocab}")
+        kernels, labels = _graphed(kernels, labels, events)
+        lengths = (captured.cycle_us, traced_us)
+        name = "eager, one CUDA graph"
+        splits.append(_split(name, vocab, steps, lengths, kernels, labels, events, {}))
+    return splits
+
+
+def _capture(loop: EagerLoop, cycles: int) -> Captured:
+    graph = torch.cuda.CUDAGraph()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        loop.device_work()
+    torch.cuda.current_stream().wait_stream(side)
+    with torch.cuda.graph(graph):
+        accepted = loop.device_work()
+    replay = partial(_replay, graph, accepted)
+    for _ in range(WARM_UPS):
+        replay()
+    return Captured(graph, accepted, _cycle_us(replay, cycles))
+
+
+def _replay(graph: torch.cuda.CUDAGraph, accepted: Tensor) -> list[list[int]]:
+    graph.replay()
+    return accepted.tolist()
+
+
+def _graphed(
+    eager_kernels: Sequence[Event], eager_keys: Sequence[Key], events: Sequence[Event]
+) -> tuple[list[Event], list[Key]]:
+    kernels = gpu_events(events)
+    return kernels, graph_labels(eager_kernels, eager_keys, kernels)
 
 
 def _cycle_us(cycle: Callable[[], object], cycles: int) -> float:
@@ -103,107 +187,11 @@ def _within(events: Iterable[Event]) -> list[Event]:
     return [e for e in events if outer["ts"] <= e["ts"] <= outer["ts"] + outer["dur"]]
 
 
-def eager_labels(events: Sequence[Event]) -> tuple[list[Event], list[Key]]:
-    """GPU events, and for each the part in whose range its launch was."""
-    calls, ranges = launch_times(events), Ranges(events, NAMES)
-    kernels = gpu_events(events)
-    labels = []
-    for kernel in kernels:
-        call = calls.get(kernel.get("args", {}).get("correlation"))
-        name = ranges.at(call) if call else None
-        labels.append(NAMES[name] if name else NOWHERE)
-    return kernels, labels
-
-
-def host_labels(events: Sequence[Event]) -> tuple[list[Event], list[Key]]:
-    """Without a GPU the operations run where they are issued: the ranges are the parts."""
-    ranges = [e for e in events if e.get("cat") == "user_annotation" and e["name"] in NAMES]
-    ranges.sort(key=lambda e: e["ts"])
-    return ranges, [NAMES[e["name"]] for e in ranges]
-
-
-def _graphed(
-    loop: EagerLoop,
-    cycles: int,
-    eager_kernels: Sequence[Event],
-    eager_keys: Sequence[Key],
-    traces: Path | None,
-) -> Split:
-    graph = torch.cuda.CUDAGraph()
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        loop.device_work()
-    torch.cuda.current_stream().wait_stream(side)
-    with torch.cuda.graph(graph):
-        accepted = loop.device_work(unmarked)
-
-    def cycle() -> None:
-        graph.replay()
-        accepted.tolist()
-
-    for _ in range(WARM_UPS):
-        cycle()
-    cycle_us = _cycle_us(cycle, cycles)
-    events, traced_us = _trace(cycle, traces, f"graph-{loop.draft_vocab}")
-    kernels = gpu_events(events)
-    labels = graph_labels(eager_kernels, eager_keys, kernels)
-    return _split("eager, one CUDA graph", loop, cycle_us, traced_us, kernels, labels, events, {})
-
-
-def graph_labels(
-    eager_kernels: Sequence[Event], eager_keys: Sequence[Key], kernels: Sequence[Event]
-) -> list[Key]:
-    """Parts of a graph's kernels: those of the same kernels, launched one by one in that order.
-
-    A graph's kernels share its one launch, so no range tells them apart. Matrix libraries may
-    choose other kernels under capture; what stands between two kernels of one part is of that part.
-
-    Raises:
-        CaptureError: less than 90% of the kernels are found again.
-    """
-    old = [event["name"] for event in eager_kernels]
-    new = [event["name"] for event in kernels]
-    labels: list[Key | None] = [None] * len(new)
-    i = j = 0
-    while i < len(old) and j < len(new):
-        if old[i] == new[j]:
-            labels[j] = eager_keys[i]
-            i, j = i + 1, j + 1
-        else:
-            i, j = _next_match(old, new, i, j)
-    found = sum(label is not None for label in labels)
-    if found < 0.9 * len(new):
-        raise CaptureError(f"of {len(new)} kernels in the graph only {found} are the loop's own")
-    return _filled(labels)
-
-
-def _next_match(old: Sequence[str], new: Sequence[str], i: int, j: int) -> tuple[int, int]:
-    """The nearest pair of equal names behind a difference: fewest kernels skipped in all."""
-    for skipped in range(1, 2 * _RESYNC):
-        for ahead in range(max(0, skipped - _RESYNC), min(skipped, _RESYNC) + 1):
-            x, y = i + skipped - ahead, j + ahead
-            if old[x : x + 2] == new[y : y + 2] != []:
-                return x, y
-    return len(old), len(new)
-
-
-def _filled(labels: Sequence[Key | None]) -> list[Key]:
-    filled = []
-    for place, label in enumerate(labels):
-        if label is None:
-            before = next((k for k in reversed(labels[:place]) if k), None)
-            after = next((k for k in labels[place:] if k), None)
-            label = before if before and before == after else NOWHERE
-        filled.append(label)
-    return filled
-
-
 def _split(
     name: str,
-    loop: EagerLoop,
-    cycle_us: float,
-    traced_us: float,
+    vocab: int,
+    steps: int,
+    lengths: tuple[float, float],
     kernels: Sequence[Event],
     labels: Sequence[Key],
     events: Sequence[Event],
@@ -213,10 +201,11 @@ def _split(
     for key, us in busy(kernels, labels).items():
         gpu_us[key] += us / TRACED
     calls = [e for e in events if "Launch" in e["name"] and e.get("cat", "").startswith("cuda_")]
+    cycle_us, traced_us = lengths
     return Split(
         implementation=name,
-        vocab=loop.draft_vocab,
-        steps=loop.spec.steps,
+        vocab=vocab,
+        steps=steps,
         cycles=TRACED,
         cycle_us=cycle_us,
         gpu_us=dict(gpu_us),

@@ -58,7 +58,7 @@ class Results:
 
     def show(self) -> None:
         """Print tables and answers."""
-        print(self.settings, end="\n\n")
+        print(f"{self.title}: {self.settings}", end="\n\n")
         for found in self.splits:
             print(text.table(found), end="\n\n")
         print(text.summary(self.splits, self.shape.vocab))

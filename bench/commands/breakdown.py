@@ -4,14 +4,13 @@ import argparse
 import dataclasses
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 
-from bench.breakdown import eager_run, text
-from bench.breakdown.eager_loop import EagerLoop
-from bench.breakdown.eager_model import family_of
+from bench.breakdown import eager_models, text
+from bench.breakdown.eager_labels import CaptureError
 from bench.breakdown.parts import Split
 from bench.breakdown.results import Results, earlier
 from bench.breakdown.server_trace import Traced, split_file
@@ -20,7 +19,7 @@ from bench.serving.trace_file import TraceError
 from sgl_frspec.explain import Speculation, find_device, read_model_shape
 from sgl_frspec.explain.model_shape import preset_names
 
-SWEEP = (8192, 16384, 32768, 65536, 131072, 262144)
+SWEEP = ("8192", "16384", "32768", "65536", "131072", "262144", "full")
 SERVERS = ("stock", "stock:32768", "frspec:32768")
 CPU_NOTE = "No GPU here: the loop runs on the CPU, and its times say nothing about a GPU."
 STATUS = (
@@ -37,10 +36,12 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument(
-        "config",
-        nargs="?",
-        default="llama-3-8b",
-        help=f"config.json, model folder, or one of: {', '.join(preset_names())}",
+        "configs",
+        nargs="*",
+        default=["llama-3-8b"],
+        metavar="CONFIG",
+        help=f"config.json, model folder, or one of: {', '.join(preset_names())}; of several, "
+        "each has a folder of its own in --out",
     )
     parser.add_argument("--steps", type=int, default=6, help="draft steps a cycle")
     parser.add_argument("--top-k", type=int, default=10, help="branches a step")
@@ -48,7 +49,12 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=1, help="requests")
     parser.add_argument("--context", type=int, default=300, help="tokens in the cache of each")
     parser.add_argument(
-        "--vocab", type=int, nargs="+", default=SWEEP, help="draft vocabularies of the eager loop"
+        "--vocab",
+        nargs="+",
+        default=SWEEP,
+        metavar="V",
+        help="draft vocabularies of the eager loop, full being the model's own; one that stands "
+        "there twice is measured twice",
     )
     parser.add_argument("--layers", type=int, help="of the target, instead of the model's own")
     parser.add_argument("--cycles", type=int, default=20, help="timed for each")
@@ -87,53 +93,68 @@ def main(argv: list[str]) -> int:
     args = _arguments(argv)
     try:
         return _run(args)
-    except (ValueError, TraceError, eager_run.CaptureError) as error:
+    except (ValueError, TraceError, CaptureError) as error:
         print(f"bench breakdown: {error}", file=sys.stderr)
         return 2
 
 
 def _run(args: argparse.Namespace) -> int:
     _check(args)
-    shape = read_model_shape(args.config)
+    runs = [_results(args, config) for config in args.configs]
+    if args.merge:
+        return _merged(args, runs[0])
+    if args.trace:
+        runs[0].add(_from_traces(args, runs[0].spec))
+        return _end(runs, {})
+    if not args.no_eager:
+        if not torch.cuda.is_available():
+            print(CPU_NOTE)
+        vocabs = list(args.vocab) * args.repeat
+        eager_models.measure(runs, vocabs, args.cycles, args.graphs, args.keep_traces)
+    failures = {}
+    if args.servers is not None:
+        for results in runs:
+            failures |= _servers(args, results)
+    return _end(runs, failures)
+
+
+def _results(args: argparse.Namespace, config: str) -> Results:
+    shape = read_model_shape(config)
     if args.layers:
         full = shape.full_layers * args.layers // shape.layers
         shape = dataclasses.replace(shape, layers=args.layers, full_layers=max(1, full))
     spec = Speculation(shape.vocab, args.steps, args.top_k, args.nodes, args.batch, args.context)
     on_gpu = torch.cuda.is_available()
     machine: Mapping[str, str] = describe(torch.device("cuda" if on_gpu else "cpu"))
-    before: list[Split] = []
     if args.trace:
         machine = {**machine, "gpu": "the trace's GPU"}
-    for folder in args.merge or ():
-        machine, splits = earlier(folder)
-        before += splits
-    measured_on_cpu = not (on_gpu or args.trace or args.merge)
-    results = Results(
-        title=args.config,
+    title = config if config in preset_names() else Path(config).stem
+    times_count = on_gpu or bool(args.trace or args.merge)
+    return Results(
+        title=title,
         shape=shape,
         spec=spec,
         device=find_device(args.gpu),
         machine=machine,
-        folder=args.out,
-        note=CPU_NOTE if measured_on_cpu else "",
-        predicted=not measured_on_cpu,
+        folder=args.out / title if args.out and len(args.configs) > 1 else args.out,
+        note="" if times_count else CPU_NOTE,
+        predicted=times_count,
     )
-    failures: dict[str, str] = {}
-    if args.merge:
-        results.add(before)
-    elif args.trace:
-        results.add(_from_traces(args, spec))
-    else:
-        if not args.no_eager:
-            _eager(args, results, on_gpu)
-        if args.servers is not None:
-            failures = _servers(args, results)
-    return _end(results, failures)
+
+
+def _merged(args: argparse.Namespace, results: Results) -> int:
+    for folder in args.merge:
+        machine, splits = earlier(folder)
+        results.machine = machine
+        results.add(splits)
+    return _end([results], {})
 
 
 def _check(args: argparse.Namespace) -> None:
     if args.keep_traces and not args.out:
         raise ValueError("--keep-traces needs a folder: give --out")
+    if len(args.configs) > 1 and (args.merge or args.trace):
+        raise ValueError(f"--merge and --trace are about one model, not {len(args.configs)}")
     for name in ("cycles", "repeat"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name} is {getattr(args, name)}; it must be at least 1")
@@ -142,45 +163,20 @@ def _check(args: argparse.Namespace) -> None:
             raise ValueError(f"{flag} needs a GPU")
 
 
-def _eager(args: argparse.Namespace, results: Results, on_gpu: bool) -> None:
-    if not on_gpu:
-        print(CPU_NOTE)
-    for vocab in args.vocab:
-        if vocab < args.top_k:
-            raise ValueError(f"--vocab {vocab} is smaller than --top-k {args.top_k}")
-    device = torch.device("cuda" if on_gpu else "cpu")
-    dtype = torch.bfloat16 if on_gpu else torch.float32
-    began = time.monotonic()
-    loop = EagerLoop(results.shape, family_of(args.config), results.spec, device, dtype)
-    print(f"[{time.monotonic() - began:6.1f}] eager model ready", flush=True)
-    traces = args.out / "traces" if args.keep_traces else None
-    for vocab in list(args.vocab) * args.repeat:
-        loop.set_draft_vocab(vocab)
-        found = eager_run.measure(loop, args.cycles, args.graphs, traces)
-        results.add(found)
-        for each in found:
-            print(
-                f"[{time.monotonic() - began:6.1f}] {each.implementation}, V {vocab:,}: "
-                f"{each.cycle_us:.0f} us a cycle, GPU busy {each.busy_us:.0f}",
-                flush=True,
-            )
-
-
 def _servers(args: argparse.Namespace, results: Results) -> dict[str, str]:
     from bench.breakdown import server_run
 
     torch.cuda.empty_cache()
-    name = args.config if args.config in preset_names() else Path(args.config).stem
     began = time.monotonic()
     return server_run.measure(
-        f"{name}-{results.shape.layers}",
+        f"{results.title}-{results.shape.layers}",
         results.shape,
         results.spec,
         [server_run.Asked.parse(text) for text in args.servers or SERVERS],
         backend=args.attention_backend,
         repeat=args.repeat,
         model_folder=args.model_folder,
-        out=args.out or args.model_folder,
+        out=results.folder or args.model_folder,
         start_seconds=args.start_seconds,
         keep_traces=args.keep_traces,
         say=lambda line: print(f"[{time.monotonic() - began:6.1f}] {line}", flush=True),
@@ -206,16 +202,19 @@ def _from_traces(args: argparse.Namespace, spec: Speculation) -> list[Split]:
     return splits
 
 
-def _end(results: Results, failures: Mapping[str, str]) -> int:
+def _end(runs: Sequence[Results], failures: Mapping[str, str]) -> int:
     for name, why in failures.items():
         print(f"FAILED {name}: {why}", file=sys.stderr)
-    if not results.splits:
+    if not any(results.splits for results in runs):
         raise ValueError("nothing was measured")
-    results.show()
-    if results.folder:
-        print(f"written to {results.folder}")
-    wrong = [found for found in results.splits if not found.adds_up]
-    for found in wrong:
-        name = f"{found.implementation}, V {found.vocab:,}"
-        print(f"WRONG {name}: {text.sums(found)}", file=sys.stderr)
+    wrong = False
+    for results in runs:
+        results.show()
+        if results.folder:
+            print(f"written to {results.folder}", end="\n\n")
+        for found in results.splits:
+            if not found.adds_up:
+                wrong = True
+                name = f"{results.title}, {found.implementation}, V {found.vocab:,}"
+                print(f"WRONG {name}: {text.sums(found)}", file=sys.stderr)
     return 1 if failures or wrong else 0

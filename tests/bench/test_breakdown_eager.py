@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bench.breakdown import eager_run
+from bench.breakdown.eager_labels import CaptureError, eager_labels, graph_labels
 from bench.breakdown.eager_loop import EagerLoop
 from bench.breakdown.eager_model import family_of, rms_norm
 from bench.breakdown.eager_tree import Tree, accept, additive_mask, ancestors, choose
@@ -146,7 +147,9 @@ def test_too_small_a_tree_is_refused():
 
 
 def test_the_split_of_a_loop_names_every_part_and_adds_up(loop):
-    (split,) = eager_run.measure(loop, cycles=2, graphs=False, traces=None)
+    timed = eager_run.time_cycles(loop, SPEC.draft_vocab, cycles=2, graphs=False)
+    assert timed.captured is None
+    (split,) = eager_run.split_cycles(loop, timed, None)
     assert {part for _, part in split.gpu_us} == set(PARTS)
     assert {part for _, part in split.host_us} == set(PARTS)
     assert {phase for phase, _ in split.gpu_us} == {"draft", "verify"}
@@ -157,8 +160,8 @@ def test_the_split_of_a_loop_names_every_part_and_adds_up(loop):
 
 
 def test_a_wider_head_than_the_targets_can_be_timed(loop):
-    loop.set_draft_vocab(4 * SHAPE.vocab)
-    assert loop.draft_vocab == 4 * SHAPE.vocab
+    loop.draft.head = loop.make_head(4 * SHAPE.vocab)
+    assert loop.draft.head.vocab == 4 * SHAPE.vocab
     with torch.inference_mode():
         accepted = loop.cycle()
     assert all(-1 <= token < SHAPE.vocab for row in accepted for token in row)
@@ -174,7 +177,7 @@ A, B, NOWHERE = ("draft", "fc"), ("draft", "MLP"), ("between", "unattributed")
 def test_graph_kernels_take_the_parts_of_the_same_kernels_launched_alone():
     eager = _events(*"abcdabcd" * 5)
     keys = [A, A, B, B] * 10
-    assert eager_run.graph_labels(eager, keys, eager) == keys
+    assert graph_labels(eager, keys, eager) == keys
 
 
 def test_another_kernel_between_two_of_one_part_is_of_that_part():
@@ -183,14 +186,14 @@ def test_another_kernel_between_two_of_one_part_is_of_that_part():
     names = list("abcdef" * 5)
     names[7:8] = ["x", "y"]  # b
     names.insert(4, "z")  # between d and e
-    labels = eager_run.graph_labels(eager, keys, _events(*names))
+    labels = graph_labels(eager, keys, _events(*names))
     expected = [A, A, A, B, B, B, B, *[A] * 4, B, B, B, *keys[12:]]
     assert labels == expected
 
 
 def test_a_graph_of_other_kernels_is_refused():
-    with pytest.raises(eager_run.CaptureError, match="of 8 kernels in the graph only 0"):
-        eager_run.graph_labels(_events(*"abcd" * 2), [A] * 8, _events(*"wxyz" * 2))
+    with pytest.raises(CaptureError, match="of 8 kernels in the graph only 0"):
+        graph_labels(_events(*"abcd" * 2), [A] * 8, _events(*"wxyz" * 2))
 
 
 def test_kernels_belong_to_the_range_around_their_launch():
@@ -205,6 +208,6 @@ def test_kernels_belong_to_the_range_around_their_launch():
             for i in (1, 2, 3, 4)
         ),
     ]
-    kernels, labels = eager_run.eager_labels(events)
+    kernels, labels = eager_labels(events)
     assert [kernel["args"]["correlation"] for kernel in kernels] == [1, 2, 3, 4]
     assert labels == [A, NOWHERE, NOWHERE, NOWHERE]

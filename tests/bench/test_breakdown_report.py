@@ -3,10 +3,12 @@
 import dataclasses
 import json
 import random
+from pathlib import Path
 
 import pytest
 
 from bench.breakdown import page, svg, text
+from bench.breakdown.eager_models import ALL_TIMED
 from bench.breakdown.fit import fit, two_sided
 from bench.breakdown.parts import PARTS, Split, Work, from_json
 from bench.breakdown.predict import with_prediction
@@ -262,6 +264,21 @@ def test_the_command_runs_on_a_cpu_and_says_what_its_times_mean(tmp_path, capsys
     assert not any(row["work"] for row in written["splits"])
 
 
+def test_several_models_have_a_folder_each(tmp_path, capsys):
+    out = tmp_path / "out"
+    other = tmp_path / "qwen3-tiny.json"
+    other.write_text(Path(_config(tmp_path)).read_text())
+    arguments = [_config(tmp_path), str(other), *TREE, "--vocab", "64", "full"]
+    assert breakdown.main([*arguments, "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    # All loops are timed before the first is traced.
+    assert printed.index("qwen3-tiny: 2 draft vocabularies timed") < printed.index(ALL_TIMED)
+    for name in ("tiny", "qwen3-tiny"):
+        assert printed.index(ALL_TIMED) < printed.index(f"{name}: eager, V 64")
+        written = json.loads((out / name / "breakdown.json").read_text())
+        assert [row["vocab"] for row in written["splits"]] == [64, 128]
+
+
 def test_traces_are_kept_on_request(tmp_path):
     out = tmp_path / "out"
     arguments = [_config(tmp_path), *TREE, "--vocab", "64", "--out", str(out), "--keep-traces"]
@@ -291,7 +308,7 @@ def test_a_servers_trace_is_split_and_merged(tmp_path, capsys):
 def test_parts_that_do_not_add_up_fail_the_command(tmp_path, capsys):
     given = f"frspec:64={_trace_file(tmp_path, 'mystery_kernel')}"
     assert breakdown.main([_config(tmp_path), "--trace", given]) == 1
-    assert "WRONG frspec, V 64: parts and idle time DO NOT ADD UP" in capsys.readouterr().err
+    assert "WRONG tiny, frspec, V 64: parts and idle time DO NOT ADD UP" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -305,7 +322,9 @@ def test_parts_that_do_not_add_up_fail_the_command(tmp_path, capsys):
         (["--no-eager"], "nothing was measured"),
         (["--trace", "frspec=x"], "write NAME:V[:US]=FILE"),
         (["--trace", "frspec:1=missing.json"], "there is no file missing.json"),
-        (["--vocab", "4"], "--vocab 4 is smaller than --top-k 10"),
+        (["--vocab", "4"], "--vocab 4: write full, or a number of ids of at least --top-k 10"),
+        (["--vocab", "all"], "--vocab all: write full"),
+        (["llama-3-8b", "--merge", "x"], "about one model, not 2"),
         (["--merge", "missing"], "cannot be read"),
     ],
 )
