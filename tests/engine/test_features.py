@@ -16,40 +16,16 @@ from safetensors.torch import load_file, save_file
 from tests.engine.byte_tokenizer import write_tokenizer
 from tests.engine.chain_model import make_chain_model
 from tests.engine.conftest import ENGINE, engine_process, greedy
+from tests.engine.feature_requests import ASKED, PENALTIES, REGEX, TOKENS, requests, sampling
 from tests.engine.run_engine import MARK
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-VOCAB, CHUNK, TOKENS = 512, 64, 24
+VOCAB, CHUNK = 512, 64
 STOCK, OURS = "EAGLE", "FRSPEC"
 # Two orders of summation in float32, absolute and relative.
 ROUNDING = 1e-4
 LAYOUTS = {"tree": (3, 10, 1), "chain": (1, 4, 4)}  # top-k, nodes, page size
-REGEX = "(yes|no): [a-z]{3,9}[.]"
-SCHEMA = {
-    "type": "object",
-    "properties": {"a": {"type": "integer", "maximum": 9999}, "b": {"enum": ["on", "off"]}},
-    "required": ["a", "b"],
-    "additionalProperties": False,
-}
-# Some token again and again, unless something speaks against it.
-LIKED = {"logit_bias": {"300": 3.0}}
-# Ways to ask, all greedy, that change the answer.
-ASKED = {
-    "bias": LIKED,
-    "frequency penalty": {**LIKED, "frequency_penalty": 0.2},
-    "presence penalty": {**LIKED, "presence_penalty": 0.3},
-    "repetition penalty": {**LIKED, "repetition_penalty": 1.05},
-    "end of text": {"ignore_eos": False, "logit_bias": {"1": 3.0}},
-    "no end before": {"ignore_eos": False, "logit_bias": {"1": 3.0}, "min_new_tokens": 20},
-    "schema": {"json_schema": json.dumps(SCHEMA), "ignore_eos": False, "max_new_tokens": 60},
-    "regex": {"regex": REGEX, "ignore_eos": False, "max_new_tokens": 60},
-}
-PENALTIES = [name for name in ASKED if name.endswith("penalty")]
-
-
-def sampling(**asked):
-    return {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True} | asked
 
 
 @pytest.fixture(scope="module")
@@ -117,36 +93,6 @@ def both(request, chain, prompts, stop, tmp_path_factory):
     with ThreadPoolExecutor(2) as pool:
         found = dict(zip((STOCK, OURS), pool.map(answers, (STOCK, OURS)), strict=True))
     return found | {"page size": page}
-
-
-def requests(prompts, stop):
-    """Each a call of ``Engine.generate``; later ones find earlier prompts in the cache."""
-    one = {"input_ids": prompts[0]}
-    kinds = [sampling(**asked) for asked in ASKED.values()]
-    found = {
-        "prompts": {"input_ids": prompts, "sampling_params": sampling()},
-        "longer prompts": {
-            "input_ids": [[*prompt, 9] for prompt in prompts], "sampling_params": sampling(),
-        },
-        "n": one | {"sampling_params": sampling(n=3)},
-        "stop string": one | {"sampling_params": sampling(stop=[stop])},
-        "stop string kept": one | {"sampling_params": sampling(stop=[stop], no_stop_trim=True)},
-        "stop pattern": one | {"sampling_params": sampling(stop_regex=stop[:-1] + "[a-z]")},
-        "log probabilities": {
-            "input_ids": prompts[:3], "sampling_params": sampling(), "return_logprob": True,
-            "logprob_start_len": [0, 140, 3], "top_logprobs_num": 3,
-            "token_ids_logprob": [[3, 400], [5], [6]],
-        },
-        "hidden states": one | {"sampling_params": sampling(), "return_hidden_states": True},
-        "one batch": {"input_ids": [prompts[2]] * len(kinds), "sampling_params": kinds},
-        "beside a sampled one": {
-            "input_ids": [prompts[0], *[prompts[2]] * len(kinds)],
-            "sampling_params": [sampling(temperature=1.0), *kinds],
-        },
-    }  # fmt: skip
-    for name, asked in ASKED.items():
-        found[name] = {"input_ids": prompts[2], "sampling_params": sampling(**asked)}
-    return found
 
 
 def all_of(both, name):
