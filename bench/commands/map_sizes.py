@@ -23,7 +23,8 @@ STATUS = (
 )
 
 
-def _arguments(argv: list[str]) -> argparse.Namespace:
+def parse_arguments(argv: list[str]) -> argparse.Namespace:
+    """The command line; exits with a message where it is wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m bench map-sizes", description=DESCRIPTION, epilog=STATUS
     )
@@ -64,7 +65,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str]) -> int:
     """Serve, measure, predict; the status is in ``--help``."""
-    args, began = _arguments(argv), time.monotonic()
+    args, began = parse_arguments(argv), time.monotonic()
 
     def say(line: str) -> None:
         print(f"[{time.monotonic() - began:6.1f}] {line}", flush=True)

@@ -39,6 +39,7 @@ from examples.eagle_training.train import Trainer, TrainSettings
 from examples.eagle_training.tree import Shared, TreeShape
 
 PARTS = ("train", "validation", "eval")
+STAGES = ("prompts", "replies", "train", "evaluate")
 
 
 class Context(NamedTuple):
@@ -90,14 +91,14 @@ class TrainingRun(ABC):
         figures = work()
         self.log(stage=name, seconds=round(time.monotonic() - start, 1), **figures)
 
-    def run(self) -> None:
-        """Run all stages."""
+    def run(self, names: Sequence[str] = STAGES) -> None:
+        """Run the stages of these names, in their order."""
         start = time.monotonic()
         self.log(settings=self.settings, torch=torch.__version__, device=str(self.model.device))
-        self.stage("prompts", self.write_prompts)
-        self.stage("replies", self.write_replies)
-        self.stage("train", self.train)
-        self.stage("evaluate", self.evaluate)
+        work = (self.write_prompts, self.write_replies, self.train, self.evaluate)
+        for name, do in zip(STAGES, work, strict=True):
+            if name in names:
+                self.stage(name, do)
         self.log(total_seconds=round(time.monotonic() - start, 1))
 
     def decode(
@@ -235,6 +236,11 @@ def run_command_line(run: type[TrainingRun], description: str | None, settings: 
     parser.add_argument("--out", type=Path, required=True, help="folder for draft and logs")
     parser.add_argument("--work", type=Path, help="folder for intermediate results")
     parser.add_argument("--settings", type=Path, default=settings, help="settings file")
+    parser.add_argument(
+        "--stage", choices=STAGES, action="append", help="only this one; repeatable (default: all)"
+    )
     arguments = parser.parse_args()
     values = json.loads(arguments.settings.read_text(encoding="utf-8"))
-    run(arguments.model, arguments.out, arguments.work or arguments.out, values).run()
+    run(arguments.model, arguments.out, arguments.work or arguments.out, values).run(
+        arguments.stage or STAGES
+    )
