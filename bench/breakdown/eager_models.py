@@ -42,8 +42,10 @@ def measure(
         timed.append((results, *_time(results, own, cycles, graphs)))
         say(f"{results.title}: {len(own)} draft vocabularies timed")
     print(ALL_TIMED, flush=True)
-    while timed:  # what has been traced is freed
+    while timed:
         _trace(*timed.popleft(), keep_traces, say)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # servers may be starting beside this process
 
 
 def _time(

@@ -1,8 +1,7 @@
-"""Start SGLang servers, time their rounds, trace them, and split the traces."""
+"""Start the SGLang servers of a model, and have their rounds measured."""
 
-import multiprocessing
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,24 +9,17 @@ from tempfile import TemporaryDirectory
 import torch
 
 from bench.breakdown.parts import Split
-from bench.breakdown.server_trace import Traced, split_file
-from bench.serving import client
+from bench.breakdown.server_rounds import LENGTHS, TOKENS_A_ROUND, TRACED, Rounds
 from bench.serving.chain import SEGMENT, Chain
 from bench.serving.chain_model import make_chain_model
-from bench.serving.measure import Lengths, middle, take_turns
 from bench.serving.prompts import ChainPrompts, Workload
-from bench.serving.servers import Fleet, Say, Settings, kv_tokens_that_fit, running
+from bench.serving.servers import Say, Settings, kv_tokens_that_fit, running
 from bench.serving.shapes import Shape
-from bench.serving.trace_file import TraceError, record
 from bench.serving.variants import EAGLE, EAGLE_MAP, FRSPEC, Tree, Variant
 from sgl_frspec.explain import ModelShape, Speculation
 
-TRACED = 20
-TOKENS_A_ROUND = 8  # at most, in the answers that are traced
 # FRSPEC attends with its own kernels, the stock servers with the backend that is asked for.
 OWN_BACKEND = "frspec"
-LENGTHS = Lengths(short=32, long=192)
-TURNS = 3
 STOCK, OURS = "stock", "frspec"
 
 
@@ -107,6 +99,7 @@ def measure(
     model_folder: Path,
     out: Path,
     start_seconds: float,
+    time_limit: float,
     keep_traces: bool,
     say: Say,
     found: Callable[[list[Split]], None],
@@ -122,6 +115,7 @@ def measure(
         model_folder: where the model is written, or found.
         out: for logs and traces.
         start_seconds: after which a server that is not ready has failed.
+        time_limit: seconds after which no further trace begins; infinity for no limit.
         keep_traces: leave the traces in ``out``.
         say: reports progress.
         found: is given the splits of each repetition.
@@ -132,6 +126,7 @@ def measure(
     Raises:
         ValueError: bad maps, or the servers do not fit beside each other on the GPU.
     """
+    deadline = time.monotonic() + time_limit
     sizes = [each.size for each in asked if each.size is not None]
     if not sizes or max(sizes) >= shape.vocab:
         raise ValueError(f"maps of {sizes} ids: name a server with fewer than {shape.vocab} ids")
@@ -159,69 +154,15 @@ def measure(
         traces = out / "traces" if keep_traces else Path(scratch) / "traces"
         prompts = ChainPrompts(model.chain)
         with running(list(servers), settings, say) as fleet:
+            rounds = Rounds(fleet, prompts, workload, spec, _drafted(servers, shape), deadline, say)
             for turn in range(repeat):
                 folder = traces / str(turn + 1)
-                taken = _traced(fleet, servers, workload, prompts, shape.vocab, spec, folder, say)
-                found(_splits(taken, fleet))
+                found(rounds.measure(folder))
     return fleet.failures
 
 
-def _traced(
-    fleet: Fleet,
-    servers: dict[Variant, Asked],
-    workload: Workload,
-    prompts: ChainPrompts,
-    vocab: int,
-    spec: Speculation,
-    folder: Path,
-    say: Say,
-) -> list[Traced]:
-    """Rounds timed while nothing is traced, then one trace of each server."""
-    samples = take_turns(fleet.servers, workload, prompts, LENGTHS, TURNS, say)
-    traced = []
-    for server in list(fleet.servers):
-        variant = server.variant
-        try:
-            if not samples[variant.name]:
-                raise TraceError(f"no round was timed: {server.process.log_tail()}")
-            path = record(
-                server.url,
-                prompts.of(workload),
-                folder / variant.name,
-                rounds=TRACED,
-                new_tokens=TOKENS_A_ROUND * TRACED,
-                activities=["CPU", "GPU"],
-            )
-        except (TraceError, client.RequestFailedError) as error:
-            fleet.failures[variant.name] = str(error)
-            fleet.servers.remove(server)
-            continue
-        rounds = [sample.ms_per_round for sample in samples[variant.name]]
-        cycle_us = 1e3 * middle(rounds)
-        size = servers[variant].size
-        traced.append(Traced(path, servers[variant].name, size or vocab, spec.steps, cycle_us))
-        accepted = middle([sample.accept_length for sample in samples[variant.name]])
-        say(
-            f"{variant.name}: {cycle_us:.0f} us a round ({min(rounds) * 1e3:.0f} to "
-            f"{max(rounds) * 1e3:.0f}), accept length {accepted:.2f}; {path}"
-        )
-    return traced
-
-
-def _splits(traced: Sequence[Traced], fleet: Fleet) -> list[Split]:
-    """Splits of traces, read by one process each: a trace takes seconds."""
-    if not traced:
-        return []
-    splits = []
-    # Forked processes would inherit this one's CUDA context.
-    with ProcessPoolExecutor(len(traced), multiprocessing.get_context("spawn")) as pool:
-        results = [(each, pool.submit(split_file, each)) for each in traced]
-        for each, result in results:
-            try:
-                splits.append(result.result())
-            except TraceError as error:
-                fleet.failures[f"{each.implementation}:{each.vocab}"] = f"{each.path}: {error}"
-    return splits
+def _drafted(servers: Mapping[Variant, Asked], shape: ModelShape) -> dict[str, tuple[str, int]]:
+    return {v.name: (each.name, each.size or shape.vocab) for v, each in servers.items()}
 
 
 def _kv_tokens(shape: Shape, workload: Workload, tree: Tree, servers: int) -> int:

@@ -74,6 +74,9 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     servers.add_argument("--model-folder", type=Path, default=Path(".cache/serving"))
     servers.add_argument("--start-seconds", type=float, default=240.0)
     servers.add_argument(
+        "--time-limit", type=float, default=float("inf"), metavar="SECONDS", help="trace none later"
+    )
+    servers.add_argument(
         "--trace",
         action="append",
         default=[],
@@ -178,6 +181,7 @@ def _servers(args: argparse.Namespace, results: Results) -> dict[str, str]:
         model_folder=args.model_folder,
         out=results.folder or args.model_folder,
         start_seconds=args.start_seconds,
+        time_limit=args.time_limit,
         keep_traces=args.keep_traces,
         say=lambda line: print(f"[{time.monotonic() - began:6.1f}] {line}", flush=True),
         found=results.add,

@@ -3,7 +3,9 @@
 import dataclasses
 import gzip
 import json
+import math
 import re
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,15 +16,17 @@ import torch
 
 import frspec_kernels
 import sgl_frspec
-from bench.breakdown import server_run
+from bench.breakdown import server_rounds, server_run
 from bench.breakdown.parts import UNKNOWN
 from bench.breakdown.server_kernels import kind, label
+from bench.breakdown.server_rounds import Rounds
 from bench.breakdown.server_run import Asked
 from bench.breakdown.server_trace import split
 from bench.breakdown.timeline import busy
 from bench.serving.chain import make_chain
 from bench.serving.chain_model import ChainModel
 from bench.serving.measure import Sample
+from bench.serving.prompts import ChainPrompts, Workload
 from bench.serving.servers import Fleet
 from bench.serving.trace_file import TraceError, read_events
 from bench.serving.variants import Tree
@@ -270,7 +274,7 @@ def test_servers_are_timed_and_traced_again_and_again(tmp_path, monkeypatch):
 
     found, lines = [], []
     monkeypatch.setattr(server_run, "make_chain_model", lambda folder, served: model)
-    monkeypatch.setattr(server_run, "take_turns", take_turns)
+    monkeypatch.setattr(server_rounds, "take_turns", take_turns)
     with fake_server(reply) as url:
         servers = _Servers(url)
         monkeypatch.setattr(server_run, "running", servers)
@@ -284,6 +288,7 @@ def test_servers_are_timed_and_traced_again_and_again(tmp_path, monkeypatch):
             model_folder=tmp_path,
             out=tmp_path / "out",
             start_seconds=1.0,
+            time_limit=math.inf,
             keep_traces=True,
             say=lines.append,
             found=found.append,
@@ -301,6 +306,17 @@ def test_servers_are_timed_and_traced_again_and_again(tmp_path, monkeypatch):
     assert len(list((tmp_path / "out" / "traces").rglob("*.gz"))) == 4
 
 
+def test_nothing_is_traced_behind_the_time_limit(tmp_path):
+    lines = []
+    workload, prompts = Workload(1, 5), ChainPrompts(make_chain(2048, 1024, 0.8))
+    fleet = Fleet([cast(Any, object())])
+    spec = Speculation(draft_vocab=100)
+    rounds = Rounds(fleet, prompts, workload, spec, {}, time.monotonic() - 1, lines.append)
+    assert rounds.measure(tmp_path) == []
+    assert lines == ["time limit reached: nothing is measured again"]
+    assert not fleet.failures
+
+
 def test_maps_of_the_whole_vocabulary_are_refused(tmp_path):
     shape = read_model_shape("llama-2-7b")
     with pytest.raises(ValueError, match="name a server with fewer than 32000 ids"):
@@ -314,6 +330,7 @@ def test_maps_of_the_whole_vocabulary_are_refused(tmp_path):
             model_folder=tmp_path,
             out=tmp_path,
             start_seconds=1.0,
+            time_limit=math.inf,
             keep_traces=False,
             say=print,
             found=print,
