@@ -217,6 +217,80 @@ def test_a_selected_tree_reproduces_the_target(seed, nodes):
     assert largest_error(out, joint(p, vocab)) < EXACT
 
 
+def off_the_map(g, vocab):
+    """Nothing that the target can say is in the map."""
+    p = context_distributions(g, vocab, peak=1.5)
+    q = context_distributions(g, vocab, peak=1.5)
+    for x in p.values():
+        x[:2] = 0
+        x /= x.sum()
+    for x in q.values():
+        x[2:] = 0
+        x /= x.sum()
+    return p, q, 2
+
+
+def the_same(g, vocab):
+    p = context_distributions(g, vocab, peak=1.5)
+    return p, p, vocab
+
+
+def a_point_mass(g, vocab):
+    p = context_distributions(g, vocab, peak=1.5)
+    q = {context: (x == x.max()).double() for context, x in p.items()}
+    for context in list(q)[::2]:  # on a token that the target does not favour
+        q[context] = q[context].roll(1)
+    return p, q, 1
+
+
+def filtered(g, vocab, **filters):
+    """The target's own filters; the map is the first tokens, of an independent draft."""
+    p = {
+        context: target_distribution(1.5 * torch.randn(vocab, generator=g).double(), **filters)
+        for context in [(), *((t,) for t in range(vocab))]
+    }
+    q = context_distributions(g, vocab, peak=1.5)
+    for x in q.values():
+        x[3:] = 0
+        x /= x.sum()
+    return p, q, 3
+
+
+def one_token(g, vocab):
+    p, q, _ = filtered(g, vocab)
+    for x in q.values():
+        x[1:] = 0
+        x /= x.sum()
+    return p, q, 1
+
+
+FAMILIES = {
+    "mass off the map": off_the_map,
+    "q = p": the_same,
+    "a point mass": a_point_mass,
+    "cold": lambda g, vocab: filtered(g, vocab, temperature=0.02),
+    "greedy": lambda g, vocab: filtered(g, vocab, temperature=0.0),
+    "a map of one token": one_token,
+    "top-p through the map": lambda g, vocab: filtered(g, vocab, top_p=0.6),
+    "all filters": lambda g, vocab: filtered(
+        g, vocab, temperature=0.8, top_k=4, top_p=0.8, min_p=0.1
+    ),
+}
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_trees_of_every_kind_reproduce_the_target(family, seed):
+    """240 random targets, drafts, maps and trees."""
+    g = torch.Generator().manual_seed(1000 + seed)
+    vocab = 5
+    p, q, count = FAMILIES[family](g, vocab)
+    fixed = int(torch.randint(0, count, (1,), generator=g))
+    nodes = int(torch.randint(1, (fixed + 1) * (fixed + 2) + 1, (1,), generator=g))
+    out = two_level_output(p, q, count=count, fixed=fixed, nodes=nodes)
+    assert largest_error(out, joint(p, vocab)) < EXACT
+
+
 def test_selecting_by_drawn_values_would_be_wrong():
     """The trap that the scores avoid: the enumeration notices it."""
     g = torch.Generator().manual_seed(1)
