@@ -5,7 +5,6 @@ registered algorithm brings its own. What the scheduler asks besides is answered
 methods, called on this class: they depend on ``is_eagle()`` and its siblings only.
 """
 
-import json
 import logging
 from typing import Any
 
@@ -14,10 +13,9 @@ from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sgl_frspec.hot_ids import read_hot_ids
 from sgl_frspec.options import OptionError, read_options, set_option
+from sgl_frspec.refusals import NAME, refuse_unsupported
 
 logger = logging.getLogger(__name__)
-
-NAME = "FRSPEC"
 
 DEFAULT_STEPS = 3
 DEFAULT_TOP_K = 4
@@ -76,45 +74,6 @@ class FrSpecAlgorithm(CustomSpecAlgo):
         read_hot_ids(server_args, announce=True)
 
 
-def refuse_unsupported(server_args: Any) -> None:
-    """Name the first option that FRSPEC does not implement, and what to do instead."""
-    if not server_args.speculative_draft_model_path:
-        raise OptionError(
-            f"{NAME} needs --speculative-draft-model-path: an EAGLE-2 draft of this target"
-        )
-    _refuse_unsupported_draft(server_args)
-    refusals = {
-        "tensor parallelism (--tp-size > 1)": server_args.tp_size > 1,
-        "pipeline parallelism (--pp-size > 1)": server_args.pp_size > 1,
-        "--enable-dp-attention": server_args.enable_dp_attention
-        or getattr(server_args, "attn_dp_size", 1) > 1,
-        "--speculative-adaptive": server_args.speculative_adaptive,
-        "--enable-multi-layer-eagle": bool(server_args.enable_multi_layer_eagle),
-        "--enable-lora": bool(server_args.enable_lora),
-        "--startup-weight-load-mode overlap": getattr(
-            server_args, "startup_weight_load_mode", "serial"
-        )
-        == "overlap",
-        "--disaggregation-mode": server_args.disaggregation_mode not in (None, "null"),
-    }
-    for option, given in refusals.items():
-        if given:
-            raise OptionError(
-                f"{NAME} does not support {option}; leave it out, or use"
-                " --speculative-algorithm EAGLE"
-            )
-    refuse_rounding_by_batch(server_args)
-
-
-def refuse_rounding_by_batch(server_args: Any) -> None:
-    """Norms of the target's whose sums follow the batch are not deterministic inference."""
-    if server_args.enable_deterministic_inference and read_options().target_norms:
-        raise OptionError(
-            "--frspec-target-norms under --enable-deterministic-inference: the norms' launches"
-            " follow the batch, and so would the rounding of sums; leave one of them out"
-        )
-
-
 def take_over_rejection_sampling(server_args: Any) -> None:
     """Draw drafted tokens if ``--speculative-use-rejection-sampling`` is given.
 
@@ -143,24 +102,6 @@ def take_over_rejection_sampling(server_args: Any) -> None:
             f"{flag} needs FRSPEC's own {', '.join(left)}: leave {flag} out, or --frspec-stock"
         )
     server_args.speculative_use_rejection_sampling = False
-
-
-def _refuse_unsupported_draft(server_args: Any) -> None:
-    from sglang.srt.utils.hf_transformers.config import get_config
-
-    config = get_config(
-        server_args.speculative_draft_model_path,
-        trust_remote_code=server_args.trust_remote_code,
-        revision=server_args.speculative_draft_model_revision,
-        model_override_args=json.loads(server_args.json_model_override_args or "{}"),
-    )
-    architecture = (config.architectures or ["an unnamed architecture"])[0]
-    if "eagle3" in architecture.lower() or getattr(config, "draft_vocab_size", None):
-        raise OptionError(
-            f"the draft ({architecture}) has a reduced vocabulary of its own, trained into its"
-            f" head; use --speculative-algorithm EAGLE3 for it. {NAME} reduces the head of EAGLE-2"
-            " drafts, which share the target's"
-        )
 
 
 def set_defaults(server_args: Any) -> None:

@@ -23,6 +23,7 @@ FIELD_HOLDERS = (
     ("sglang.srt.server_args", "ServerArgs"),
     ("sglang.srt.arg_groups.fields.device", "Device"),
     ("sglang.srt.arg_groups.fields.exec_", "ExecDeterministic"),
+    ("sglang.srt.arg_groups.fields.exec_", "ExecFeatures"),
     ("sglang.srt.arg_groups.fields.disagg", "Disagg"),
     ("sglang.srt.arg_groups.fields.exec_", "ExecKernel"),
     ("sglang.srt.arg_groups.fields.lora", "Lora"),
@@ -105,7 +106,15 @@ NEEDS: tuple[Need, ...] = (
         _cls("ModelRunner", "read"),
         *_values("ModelRunner", "the models, their configuration", "model", "model_config"),
     ),
-    *_in("sglang.srt.configs.model_config", *_values("ModelConfig", "size", "vocab_size")),
+    *_in(
+        "sglang.srt.configs.model_config",
+        *_values("ModelConfig", "size, and what is refused", "vocab_size", "hf_config"),
+        _fn("ModelConfig.from_server_args", "called: what is refused", ("server_args",)),
+    ),
+    *_in(
+        "sglang.srt.configs.hybrid_arch",
+        _fn("mambaish_config", "called: what is refused", ("model_config",)),
+    ),
     *_in(
         "sglang.srt.models.llama",
         _fn("LlamaForCausalLM.get_embed_and_head", "called", _SELF),
@@ -161,11 +170,12 @@ NEEDS: tuple[Need, ...] = (
         *_fields(
             "refused",
             "disaggregation_mode",
+            "enable_custom_logit_processor",
             "enable_dp_attention",
             "enable_lora",
             "enable_multi_layer_eagle",
+            "lora_paths",
             "pp_size",
-            "speculative_adaptive",
             "speculative_accept_threshold_acc",
             "speculative_accept_threshold_single",
             "tp_size",

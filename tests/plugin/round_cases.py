@@ -22,6 +22,7 @@ from sgl_frspec.draft_tree import KernelGrowth, StockGrowth
 from sgl_frspec.map_fit import Counters, MapFit, prometheus_counters
 from sgl_frspec.norms import is_plain, takes
 from sgl_frspec.options import ENVIRONMENT_VARIABLE, OptionError, Options
+from sgl_frspec.refusals import refuse_rounding_by_batch
 from sgl_frspec.round_conditions import copies_contexts_first, obstacle
 from sgl_frspec.round_graph import path_rows
 from sgl_frspec.round_state import RoundBatches, RoundInputs
@@ -306,9 +307,9 @@ def test_norms_that_follow_the_batch_are_refused_for_deterministic_inference(mon
         arguments = SimpleNamespace(enable_deterministic_inference=deterministic)
         if target_norms and deterministic:
             with pytest.raises(OptionError, match="leave one of them out"):
-                algorithm.refuse_rounding_by_batch(arguments)
+                refuse_rounding_by_batch(arguments)
         else:
-            algorithm.refuse_rounding_by_batch(arguments)
+            refuse_rounding_by_batch(arguments)
 
 
 def test_limits_of_the_tree_are_the_kernels():

@@ -66,6 +66,11 @@ REFUSED = {
     DRAWN + " --speculative-accept-threshold-single 0.5": ["without thresholds", "leave out"],
     DRAWN + " --speculative-accept-threshold-acc 0.5": ["--speculative-accept-threshold-single"],
     "--enable-lora": ["--enable-lora"],
+    "--lora-paths a=/nowhere": ["--enable-lora"],
+    "--enable-custom-logit-processor": ["calls none", "leave it out"],
+    "--pp-size 2": ["pipeline parallelism"],
+    "--enable-multi-layer-eagle": ["--enable-multi-layer-eagle"],
+    "--disaggregation-mode decode": ["--disaggregation-mode"],
     "--page-size 16 --attention-backend torch_native": ["page size 16", "--page-size 1"],
     "--frspec-map-size 2": ["2 ids", "top-k 4", "larger map"],
     "--frspec-map-size 501": ["size 501", "500 ids"],
@@ -103,6 +108,19 @@ def test_servers_without_frspec_are_left_alone(resolve, flags):
     for outcome in (resolve(eagle), resolve([*plain, "--device", "cpu"])):
         assert outcome["error"] is None
         assert not any("FRSPEC" in line for line in outcome["log"])
+
+
+def test_a_target_with_recurrent_layers_is_refused(resolve, flags, chain, tmp_path):
+    config = json.loads((chain.target / "config.json").read_text())
+    config |= {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    at = flags.index("--model-path")
+    # SGLang's other way of keeping states asks for a GPU before our turn comes.
+    states = ["--mamba-radix-cache-strategy", "no_buffer", "--disable-overlap-schedule"]
+    error = resolve([*flags[: at + 1], str(tmp_path), *flags[at + 2 :], *states])["error"]
+    assert error["type"] == "OptionError", error
+    assert "Qwen3NextForCausalLM" in error["message"]
+    assert "--speculative-algorithm EAGLE" in error["message"]
 
 
 def test_an_eagle3_draft_is_refused(resolve, flags, chain, tmp_path):
