@@ -77,17 +77,21 @@ def sums(split: Split) -> str:
 
 
 def head_shares(split: Split) -> str:
-    """What head, softmax and top-k are of the draft and of the cycle, on the GPU."""
+    """What head, softmax and top-k are of the draft, of the cycle and of the host's time."""
     head = split.part_us("LM head", "softmax", phase="draft")
     wider = split.part_us(*HEAD_PARTS, phase="draft")
-    draft = split.phase_us("draft")
-    return (
-        f"{split.implementation}, V {split.vocab:,}: draft LM head + softmax "
-        f"{_share(head, draft)} of the draft's GPU time, {_share(head, split.cycle_us)} of the "
-        f"cycle; with top-k {_share(wider, draft)} and {_share(wider, split.cycle_us)}; softmax "
-        f"alone {_share(split.part_us('softmax', phase='draft'), split.cycle_us)} of the cycle; "
-        f"the GPU works in {_share(split.busy_us, split.cycle_us)} of it"
+    softmax = split.part_us("softmax", phase="draft")
+    draft, cycle = split.phase_us("draft"), split.cycle_us
+    text = (
+        f"{split.implementation}, V {split.vocab:,}: draft LM head + softmax {_share(head, draft)} "
+        f"of the draft's GPU time, {_share(head, cycle)} of the cycle; with top-k "
+        f"{_share(wider, draft)} and {_share(wider, cycle)}; softmax alone "
+        f"{_share(softmax, split.busy_us)} of the GPU's work, {_share(softmax, cycle)} of the cycle"
     )
+    host = split.host_us.get(("draft", "softmax"))
+    if host:
+        text += f", {_share(host, sum(split.host_us.values()))} of the host's time"
+    return text + f"; the GPU works in {_share(split.busy_us, cycle)} of the cycle"
 
 
 def _share(part: float, whole: float) -> str:

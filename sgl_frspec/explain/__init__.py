@@ -1,7 +1,8 @@
 """An arithmetic model of a speculative cycle: bytes, operations and time from a configuration."""
 
-from sgl_frspec.explain.cycle import CycleCost, Head, Part, Speculation, cycle_cost
+from sgl_frspec.explain.cycle import Head, Speculation, cycle_cost
 from sgl_frspec.explain.device import Device, find_device
+from sgl_frspec.explain.ledger import CycleCost, Part
 from sgl_frspec.explain.line import VocabularyLine, vocabulary_line
 from sgl_frspec.explain.model_shape import ModelShape, read_model_shape
 

@@ -5,8 +5,9 @@ import dataclasses
 import json
 from typing import Any
 
-from sgl_frspec.explain.cycle import CycleCost, Head, Speculation, cycle_cost
+from sgl_frspec.explain.cycle import Head, Speculation, cycle_cost
 from sgl_frspec.explain.device import Device, device_names, find_device
+from sgl_frspec.explain.ledger import CycleCost
 from sgl_frspec.explain.line import VocabularyLine, vocabulary_line
 from sgl_frspec.explain.model_shape import ModelShape, preset_names, read_model_shape
 from sgl_frspec.explain.report import render

@@ -6,22 +6,22 @@ once over the tree. Weights are read once per run, whatever the number of rows; 
 request's context is read once for all of its nodes. Numbers are bf16 (2 bytes); probabilities fp32.
 
 The *floor* of a part is the longer of streaming its bytes and doing its operations. The *expected*
-time adds what each of its kernels takes to start and end, which the floor of a small product hides.
+time adds what each of its kernels takes to start and end, and what softmax loses because it works
+on as many rows at once as there are, one thread block each.
 Waiting for the host comes on top of both.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from sgl_frspec.explain.device import Device
+from sgl_frspec.explain.ledger import CycleCost, Ledger, Phase
 from sgl_frspec.explain.model_shape import ModelShape
 
 BF16 = 2
 FP32 = 4
 
 Head = Literal["chain", "fused"]
-Phase = Literal["draft", "verify"]
 # Kernels beside the products, of a server: rotary embedding, store, attention over splits, merge;
 # two norms with their residuals; the activation; cast and softmax; a top-k over large rows.
 _ATTENTION_KERNELS, _NORM_KERNELS, _SOFTMAX_KERNELS, _TOPK_KERNELS = 4, 2, 2, 8
@@ -44,98 +44,6 @@ class Speculation:
                 raise ValueError(f"{name} is {value}; it must be positive")
         if self.top_k > self.draft_vocab:
             raise ValueError(f"top-k {self.top_k} exceeds the {self.draft_vocab} ids of the draft")
-
-
-@dataclass(frozen=True)
-class Part:
-    """One kind of work in a cycle, summed over its runs.
-
-    Attributes:
-        phase, name: where it belongs.
-        nbytes, flops: moved and done.
-        seconds: the floor.
-        expected_s: floor and starts of the kernels.
-        memory_bound: whether bytes take the most of it, not operations or starts.
-    """
-
-    phase: Phase
-    name: str
-    nbytes: float
-    flops: float
-    seconds: float
-    expected_s: float
-    memory_bound: bool
-
-
-@dataclass(frozen=True)
-class CycleCost:
-    """The parts of a cycle in the order in which they run."""
-
-    parts: tuple[Part, ...]
-
-    def seconds(self, phase: str | None = None, *names: str) -> float:
-        """Floor of a phase, or of the named parts in it; of everything by default."""
-        return sum(part.seconds for part in self._of(phase, names))
-
-    def expected_s(self, phase: str | None = None, *names: str) -> float:
-        """Expected time of the same."""
-        return sum(part.expected_s for part in self._of(phase, names))
-
-    def _of(self, phase: str | None, names: Sequence[str]) -> Iterator[Part]:
-        for part in self.parts:
-            if phase in (None, part.phase) and (not names or part.name in names):
-                yield part
-
-
-@dataclass
-class _Work:
-    nbytes: float = 0.0
-    flops: float = 0.0
-    floor_s: float = 0.0
-    start_s: float = 0.0
-
-
-class _Ledger:
-    """Adds up work by part, keeping the order of first appearance."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._parts: dict[tuple[Phase, str], _Work] = {}
-
-    def add(
-        self,
-        phase: Phase,
-        name: str,
-        nbytes: float,
-        flops: float = 0.0,
-        runs: int = 1,
-        *,
-        products: int = 0,
-        kernels: int = 0,
-    ) -> None:
-        """Add ``runs`` times this; ``kernels`` are those beside the products."""
-        work = self._parts.setdefault((phase, name), _Work())
-        work.nbytes += runs * nbytes
-        work.flops += runs * flops
-        work.floor_s += runs * self._device.seconds(nbytes, flops)
-        start = products * self._device.product_start_s + kernels * self._device.kernel_s
-        work.start_s += runs * start
-
-    def close(self) -> CycleCost:
-        return CycleCost(tuple(self._part(*key, work) for key, work in self._parts.items()))
-
-    def _part(self, phase: Phase, name: str, work: _Work) -> Part:
-        streaming = work.nbytes / self._device.bytes_per_s
-        multiplying = work.flops / self._device.flops_per_s
-        return Part(
-            phase=phase,
-            name=name,
-            nbytes=work.nbytes,
-            flops=work.flops,
-            seconds=work.floor_s,
-            expected_s=work.floor_s + work.start_s,
-            memory_bound=streaming > max(multiplying, work.start_s),
-        )
 
 
 def cycle_cost(
@@ -163,7 +71,7 @@ def cycle_cost(
     """
     if spec.draft_vocab > shape.vocab:
         raise ValueError(f"a draft vocabulary of {spec.draft_vocab} exceeds {shape.vocab} tokens")
-    ledger = _Ledger(device)
+    ledger = Ledger(device)
     layers = _Layers(ledger, shape, spec, merged_products)
     # The first step of a draft extends it by the tokens accepted last, of which only the newest
     # needs probabilities; each later step runs top-k branches of every request.
@@ -177,7 +85,7 @@ def cycle_cost(
 class _Layers:
     """Decoder layers of one shape, to be added to a ledger."""
 
-    ledger: _Ledger
+    ledger: Ledger
     shape: ModelShape
     spec: Speculation
     merged_products: bool
@@ -225,9 +133,11 @@ def _add_draft_steps(layers: _Layers, rows: int, runs: int, head: Head) -> None:
     moved = weights * BF16 + written
     ledger.add("draft", "LM head", moved, 2.0 * rows * weights, runs, products=1)
     if head == "chain":
-        # Cast (read bf16, write fp32) and softmax (read, write), then a read of everything.
+        # Cast (read bf16, write fp32) and softmax (read, write), then a read of everything. The
+        # softmax's block reads its row three times: for the maximum, the sum and the result.
         moved = logits * (BF16 + 3 * FP32)
-        ledger.add("draft", "softmax", moved, runs=runs, kernels=_SOFTMAX_KERNELS)
+        row = 4 * FP32 * spec.draft_vocab
+        ledger.add("draft", "softmax", moved, runs=runs, kernels=_SOFTMAX_KERNELS, row_bytes=row)
         ledger.add("draft", "top-k", logits * FP32, runs=runs, kernels=_TOPK_KERNELS)
 
 

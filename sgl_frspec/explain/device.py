@@ -12,6 +12,9 @@ MATMUL_SHARE = 0.80
 # H200 (docs/where-time-goes.md); no other GPU is known to differ.
 PRODUCT_START_S = 4.5e-6
 KERNEL_S = 1.8e-6
+# What one thread block streams: PyTorch's softmax gives each row one block, so few rows leave most
+# of the GPU idle.
+BLOCK_BYTES_PER_S = 68e9
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Device:
         bytes_per_s, flops_per_s: of large streams and products.
         product_start_s: seconds of a product beyond its bytes or operations.
         kernel_s: seconds of a kernel with next to no bytes.
+        block_bytes_per_s: of a kernel that gives a row one thread block.
     """
 
     name: str
@@ -30,6 +34,7 @@ class Device:
     flops_per_s: float
     product_start_s: float = PRODUCT_START_S
     kernel_s: float = KERNEL_S
+    block_bytes_per_s: float = BLOCK_BYTES_PER_S
 
     def seconds(self, nbytes: float, flops: float) -> float:
         """The longer of streaming ``nbytes`` and doing ``flops``."""

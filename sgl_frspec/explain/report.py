@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 
-from sgl_frspec.explain.cycle import CycleCost, Speculation
+from sgl_frspec.explain.cycle import Speculation
 from sgl_frspec.explain.device import Device
+from sgl_frspec.explain.ledger import CycleCost
 from sgl_frspec.explain.line import VocabularyLine
 from sgl_frspec.explain.model_shape import ModelShape
 

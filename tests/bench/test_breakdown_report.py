@@ -58,8 +58,15 @@ def test_the_table_shows_steps_percents_and_ratios():
 def test_shares_of_head_and_softmax():
     line = text.head_shares(_split())
     assert "LM head + softmax 56.2% of the draft's GPU time, 18.0% of the cycle" in line
-    assert "with top-k 62.5% and 20.0%; softmax alone 3.0% of the cycle" in line
-    assert "the GPU works in 50.0% of it" in line
+    assert (
+        "with top-k 62.5% and 20.0%; softmax alone 6.0% of the GPU's work, 3.0% of the cycle"
+        in line
+    )
+    assert line.endswith("of the cycle; the GPU works in 50.0% of the cycle")
+    host = {("draft", "softmax"): 40.0, ("verify", "MLP"): 360.0}
+    assert "3.0% of the cycle, 10.0% of the host's time; the" in text.head_shares(
+        _split(host_us=host)
+    )
 
 
 def test_parts_that_differ_between_two_runs_are_named():

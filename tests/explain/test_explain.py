@@ -92,6 +92,29 @@ def test_expected_time_adds_the_starts_of_kernels():
     assert apart.expected_s("verify", "MLP") == pytest.approx(3 * 302)
 
 
+def test_softmax_is_as_fast_as_one_block_a_row():
+    # 50 ids x 16 bytes a row, in three steps; nothing else takes any time.
+    device = Device("x", 1e30, 1e30, 0.0, 0.0, block_bytes_per_s=8.0)
+    softmax = parts(device)["draft", "softmax"]
+    assert softmax.expected_s == pytest.approx(3 * 100)
+    assert not softmax.memory_bound
+    # With many rows the GPU's rate decides; then the block's row is hidden behind it.
+    busy = Device("x", 1.0, 1e30, 0.0, 0.0, block_bytes_per_s=8.0)
+    softmax = parts(busy)["draft", "softmax"]
+    assert softmax.expected_s == softmax.seconds == pytest.approx(18 * 50 * 14)
+
+
+# PyTorch's log_softmax with a cast in front, 10 rows, in a graph on an H200: microseconds of six
+# steps (the first has one row).
+@pytest.mark.parametrize(
+    ("vocab", "us"), [(8192, 38.5), (32768, 66.4), (128256, 214.1), (262144, 391.5)]
+)
+def test_softmax_of_few_rows_is_within_15_percent_of_measurements(vocab, us):
+    shape = dataclasses.replace(read_model_shape("llama-3-8b"), vocab=262144)
+    cost = cycle_cost(shape, find_device("h200"), Speculation(draft_vocab=vocab), head="chain")
+    assert 1e6 * cost.expected_s("draft", "softmax") == pytest.approx(us, rel=0.15)
+
+
 def test_a_part_is_memory_bound_where_bytes_take_the_most_of_it():
     # A product of 2 x 8 x 8 weights in bf16 and 3 rows' activations, once with 2 and twice with 8
     # rows; one start and one kernel each: 3 x 0.5 seconds.
