@@ -69,7 +69,7 @@ class Asking:
             return [a for part in batches for a in self.answers(server, part, self.lengths.long)]
 
         found: dict[str, list[Answer]] = {}
-        with ThreadPoolExecutor(len(servers)) as pool:
+        with ThreadPoolExecutor(max(1, len(servers))) as pool:
             futures = {server.variant.name: pool.submit(of, server) for server in servers}
             for name, future in futures.items():
                 try:
