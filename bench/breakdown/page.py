@@ -48,13 +48,16 @@ def render(
         note: a warning to stand above everything.
     """
     # What was measured again is in the answers and the figures, not in a second bar.
-    first = list({(s.implementation, s.vocab): s for s in reversed(splits)}.values())[::-1]
+    names = list(dict.fromkeys(split.implementation for split in splits))
+    first = list({(s.implementation, s.vocab): s for s in reversed(splits)}.values())
+    first.sort(key=lambda split: (names.index(split.implementation), split.vocab))
     sections = [
         f"<h1>Where a cycle's time goes: {escape(title)}</h1>",
         f"<p>{escape(settings)}</p>",
         f'<p class="note">{escape(note)}</p>' if note else "",
         "<h2>Cycle by part</h2>",
-        "<p>GPU time of each part, and the time in which the GPU waits for the host.</p>",
+        "<p>GPU time of each part, and the time in which no kernel runs: the GPU waits for the "
+        "host, or, within one graph, for its next kernel.</p>",
         svg.legend((*PARTS, *((UNKNOWN,) if _unknown(splits) else ()), IDLE)),
         svg.stacked_bars(_bars(first), "µs a cycle", "stacked bars of parts, per cycle"),
         "<h2>Draft step by part</h2>",
@@ -135,7 +138,7 @@ def _roofline(splits: Sequence[Split], device: Device) -> str:
     chart = svg.roofline(points, device.bytes_per_s, device.flops_per_s, "roofline of the parts")
     return (
         f"<h2>Roofline</h2>\n<p>Operations and bytes by the arithmetic model, time as measured; "
-        f"the roof is what a {escape(device.name)} reaches.</p>\n{chart}"
+        f"the roof is what a GPU of the type {escape(device.name.upper())} reaches.</p>\n{chart}"
     )
 
 

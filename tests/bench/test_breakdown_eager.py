@@ -11,7 +11,7 @@ from bench.breakdown.eager_loop import EagerLoop
 from bench.breakdown.eager_model import family_of, rms_norm
 from bench.breakdown.eager_tree import Tree, accept, additive_mask, ancestors, choose
 from bench.breakdown.parts import PARTS
-from bench.breakdown.ranges import unmarked
+from bench.breakdown.ranges import annotated, unmarked
 from sgl_frspec.explain import ModelShape, Speculation
 
 SHAPE = ModelShape(
@@ -157,6 +157,24 @@ def test_the_split_of_a_loop_names_every_part_and_adds_up(loop):
     assert split.adds_up
     assert split.vocab == SPEC.draft_vocab
     assert 0 < split.busy_us <= split.traced_cycle_us * 1.03
+
+
+def test_nsys_sees_the_parts_as_nvtx_ranges(loop, monkeypatch):
+    opened, seen = [], []
+
+    def push(name):
+        opened.append(name)
+        seen.append(name)
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.nvtx.range_push", push)
+    monkeypatch.setattr("torch.cuda.nvtx.range_pop", lambda: opened.pop())
+    with torch.inference_mode():
+        loop.cycle(annotated)
+    assert not opened
+    assert set(seen) == {f"draft/{part}" for part in PARTS[:10]} | {
+        f"verify/{part}" for part in PARTS if part not in ("fc", "softmax", "top-k", "tree")
+    }
 
 
 def test_a_wider_head_than_the_targets_can_be_timed(loop):

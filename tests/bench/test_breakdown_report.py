@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,16 @@ def test_text_in_the_report_is_escaped():
     assert "a &lt;b&gt; &amp; c" in html
     assert "none &amp; &lt;none&gt;" in html
     assert "x &lt; y" in html
+
+
+def test_bars_stand_by_implementation_and_vocabulary_and_once():
+    splits = _splits()
+    html = _page([*reversed(splits), splits[0]])
+    bars = html[: html.index("<h2>Draft step")]
+    labels = re.findall(r">(\w+, V [\d,]+)</text>", bars)
+    names = ("frspec", "stock", "eager")
+    sizes = ("8,192", "32,768", "128,256")
+    assert labels == [f"{name}, V {size}" for name in names for size in sizes]
 
 
 def test_the_report_opens_in_a_browser_and_shows_its_charts(tmp_path):
