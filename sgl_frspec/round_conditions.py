@@ -16,6 +16,7 @@ def obstacle(draft_worker: Any, target_runner: Any) -> str | None:
         draft_worker.draft_extend_attn_backend,
         *getattr(draft_worker.draft_attn_backend, "attn_backends", []),
     )
+    server_args = draft_worker.server_args
     paged_tree = target_runner.page_size > 1 and draft_worker.topk > 1
     reasons = {
         "there are no CUDA graphs": not draft_worker.cuda_graph_runner_for_draft_extend,
@@ -34,6 +35,9 @@ def obstacle(draft_worker: Any, target_runner: Any) -> str | None:
             for runner in (target_runner, draft_worker.draft_runner)
         ),
         "the model has multimodal positions": target_runner.model_config.model_is_mrope,
+        "the target is compiled": server_args.enable_torch_compile,
+        "the choice of experts is recorded": server_args.enable_return_routed_experts
+        or server_args.expert_distribution_recorder_mode is not None,
         "cache canaries are on": getattr(target_runner, "canary_manager", None) is not None,
     }
     return next((reason for reason, present in reasons.items() if present), None)

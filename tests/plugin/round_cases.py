@@ -333,9 +333,16 @@ def phases(**changes: Any) -> tuple[Any, Any]:
         "builder": object(),
         "stock": (),
     }
+    arguments = {
+        "enable_torch_compile": False,
+        "enable_return_routed_experts": False,
+        "expert_distribution_recorder_mode": None,
+    }
     target |= {name: value for name, value in changes.items() if name in target}
     draft |= {name: value for name, value in changes.items() if name in draft}
     target["model_config"] = SimpleNamespace(model_is_mrope=target.pop("mrope"))
+    arguments |= {name: value for name, value in changes.items() if name in arguments}
+    draft["server_args"] = SimpleNamespace(**arguments)
     draft["options"] = Options(stock=draft.pop("stock"))
     draft["draft_runner"] = SimpleNamespace(token_to_kv_pool=pool)
     return SimpleNamespace(**draft), SimpleNamespace(**target)
@@ -354,6 +361,9 @@ def phases(**changes: Any) -> tuple[Any, Any]:
         ({"page_size": 16}, "pages of their own"),
         ({"token_to_kv_pool": object()}, "plain one"),
         ({"mrope": True}, "multimodal"),
+        ({"enable_torch_compile": True}, "compiled"),
+        ({"enable_return_routed_experts": True}, "experts"),
+        ({"expert_distribution_recorder_mode": "stat"}, "experts"),
     ],
 )
 def test_rounds_that_cannot_be_captured_say_why(changes, words):
