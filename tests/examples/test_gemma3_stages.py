@@ -1,8 +1,8 @@
 """The one command: stages in order, what is skipped, what a failure leaves. Nothing is served."""
 
 import argparse
+import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -114,8 +114,8 @@ def test_the_commands_are_ones_that_exist(tmp_path: Path):
         parser.parse_args(rank(folders, name, weights)[3:])
 
     modules = {c[2] for s in stages(folders, None, command.SETTINGS, ()) for c in s.commands}
-    for name in modules - {"bench", "sgl_frspec.cli"}:
-        subprocess.run([sys.executable, "-m", name, "--help"], check=True, capture_output=True)
+    assert len(modules) == 6
+    assert all(importlib.util.find_spec(name) for name in modules)
 
 
 def test_the_best_measured_size_is_served(tmp_path: Path):
