@@ -5,7 +5,7 @@ from html import escape
 
 from bench.breakdown import svg
 from bench.breakdown.parts import IDLE, PARTS, UNKNOWN, Split
-from bench.breakdown.text import summary, sums, sweeps, table
+from bench.breakdown.text import faults, summary, sweeps, table
 from sgl_frspec.explain import Device
 
 _STYLE = """
@@ -143,5 +143,5 @@ def _roofline(splits: Sequence[Split], device: Device) -> str:
 
 
 def _figures(split: Split) -> str:
-    warning = "" if split.adds_up else f'<p class="wrong">{escape(sums(split))}</p>'
+    warning = "".join(f'<p class="wrong">{escape(line)}</p>' for line in faults(split))
     return f"<h3>{escape(_name(split))}</h3>{warning}<pre>{escape(table(split))}</pre>"

@@ -27,6 +27,7 @@ IDLE = "GPU idle (host-bound)"
 UNKNOWN = "unattributed"
 HEAD_PARTS = ("LM head", "softmax", "top-k")
 TOLERANCE = 0.03  # of the cycle, for the sum of the parts
+PRODUCTS_TOLERANCE = 0.1  # of products in a cycle, averaged over those traced
 
 Key = tuple[str, str]  # phase, part
 
@@ -59,6 +60,9 @@ class Split:
         launches: what the host launched for them: kernels, or whole graphs.
         work: what the arithmetic model expects of a part, by (phase, part).
         traced_cycle_us: length of a cycle while it was traced.
+        products: matrix products of a cycle by (phase, part), where parts follow from kernels'
+            neighbours and so can be wrong.
+        expected_products: how many the model has.
     """
 
     implementation: str
@@ -72,6 +76,8 @@ class Split:
     launches: float = 0.0
     work: Mapping[Key, Work] = field(default_factory=dict)
     traced_cycle_us: float = 0.0
+    products: Mapping[Key, float] = field(default_factory=dict)
+    expected_products: Mapping[Key, float] = field(default_factory=dict)
 
     @property
     def busy_us(self) -> float:
@@ -103,6 +109,17 @@ class Split:
         """Whether named parts and idle time are the cycle, within 3%."""
         return abs(self.missing) <= TOLERANCE
 
+    @property
+    def mislabelled(self) -> list[str]:
+        """Parts with more or fewer products than the model has: kernels were given a wrong part."""
+        if not self.products:
+            return []
+        return [
+            f"{' '.join(key)} has {self.products.get(key, 0.0):.1f} products a cycle, not {count:g}"
+            for key, count in self.expected_products.items()
+            if abs(self.products.get(key, 0.0) - count) > PRODUCTS_TOLERANCE
+        ]
+
     def part_us(self, *parts: str, phase: str | None = None) -> float:
         """GPU time of the parts, in one phase or in all."""
         return sum(
@@ -133,6 +150,7 @@ class Split:
         tables = {
             "gpu_us": [(*key, us) for key, us in self.gpu_us.items()],
             "host_us": [(*key, us) for key, us in self.host_us.items()],
+            "products": [(*key, count) for key, count in self.products.items()],
             "work": [(*key, *vars(work).values()) for key, work in self.work.items()],
         }
         derived = {"busy_us": self.busy_us, "idle_us": self.idle_us, "missing": self.missing}
@@ -142,7 +160,7 @@ class Split:
 def from_json(row: Mapping[str, Any]) -> Split:
     """A split that :meth:`Split.as_json` wrote."""
     fields = {k: v for k, v in row.items() if k in Split.__dataclass_fields__}
-    for name in ("gpu_us", "host_us"):
+    for name in ("gpu_us", "host_us", "products"):
         fields[name] = {(phase, part): us for phase, part, us in row[name]}
     fields["work"] = {(phase, part): Work(*numbers) for phase, part, *numbers in row["work"]}
     return Split(**fields)

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from bench.breakdown.parts import Split, Work
+from bench.breakdown.parts import Key, Split, Work
 from sgl_frspec.explain import CycleCost, Device, Head, ModelShape, Speculation, cycle_cost
 
 
@@ -29,4 +29,17 @@ def with_prediction(split: Split, shape: ModelShape, device: Device, spec: Specu
         )
         for p in (*draft, *verify)
     }
-    return dataclasses.replace(split, work=work)
+    return dataclasses.replace(
+        split, work=work, expected_products=_products(shape, spec, fused=head == "fused")
+    )
+
+
+def _products(shape: ModelShape, spec: Speculation, *, fused: bool) -> dict[Key, float]:
+    """Matrix products of a server's cycle; a fused head is none."""
+    one_layer = {"attention projections": 2, "MLP": 2}  # query with key and value, gate with up
+    counts: dict[Key, float] = {("verify", "LM head"): 1, ("draft", "fc"): spec.steps}
+    counts["draft", "LM head"] = 0 if fused else spec.steps
+    for part, count in one_layer.items():
+        counts["draft", part] = count * spec.steps
+        counts["verify", part] = count * shape.layers
+    return counts

@@ -1,12 +1,12 @@
 """Split a server's trace into the parts of its decode rounds."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.breakdown.parts import PHASES, Key, Split
-from bench.breakdown.server_kernels import label
+from bench.breakdown.server_kernels import GEMM, kind, label
 from bench.breakdown.timeline import busy, gpu_events
 from bench.serving.trace_file import Event, TraceError, read_events
 
@@ -72,6 +72,9 @@ def split(
     # Labels look at neighbours, so they are given before the rounds are cut out.
     labels = label([event["name"] for event in gpu])[ends[0] : ends[-1]]
     inside = gpu[ends[0] : ends[-1]]
+    products = Counter(
+        key for key, event in zip(labels, inside, strict=True) if kind(event["name"]) == GEMM
+    )
     begin, end = gpu[ends[0]]["ts"], gpu[ends[-1]]["ts"]
     launches = sum(
         "Launch" in e["name"] and begin <= e["ts"] < end
@@ -90,6 +93,7 @@ def split(
         kernels=len(inside) / rounds,
         launches=launches / rounds,
         traced_cycle_us=traced_us,
+        products={key: count / rounds for key, count in products.items()},
     )
 
 

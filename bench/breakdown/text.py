@@ -21,6 +21,7 @@ def table(split: Split) -> str:
         _line(*_HEADINGS),
         *_rows(split),
         sums(split),
+        *split.mislabelled,
     ]
     return "\n".join(lines)
 
@@ -74,6 +75,11 @@ def sums(split: Split) -> str:
         f"parts and idle time {verdict}: {split.missing:+.1%} of the cycle is missing "
         f"(allowed: {TOLERANCE:.0%}); unattributed {split.unattributed_us:.1f} us"
     )
+
+
+def faults(split: Split) -> list[str]:
+    """Why a split is not to be believed; nothing if it is."""
+    return [*([] if split.adds_up else [sums(split)]), *split.mislabelled]
 
 
 def head_shares(split: Split) -> str:

@@ -23,7 +23,8 @@ SWEEP = ("8192", "16384", "32768", "65536", "131072", "262144", "full")
 SERVERS = ("stock", "stock:32768", "frspec:32768")
 CPU_NOTE = "No GPU here: the loop runs on the CPU, and its times say nothing about a GPU."
 STATUS = (
-    "exit status: 0 all right, 1 parts that do not add up or a server that failed, 2 a bad request"
+    "exit status: 0 all right, 1 parts that do not add up, kernels of a wrong part or a server "
+    "that failed, 2 a bad request"
 )
 
 
@@ -217,8 +218,8 @@ def _end(runs: Sequence[Results], failures: Mapping[str, str]) -> int:
         if results.folder:
             print(f"written to {results.folder}", end="\n\n")
         for found in results.splits:
-            if not found.adds_up:
+            for reason in text.faults(found):
                 wrong = True
                 name = f"{results.title}, {found.implementation}, V {found.vocab:,}"
-                print(f"WRONG {name}: {text.sums(found)}", file=sys.stderr)
+                print(f"WRONG {name}: {reason}", file=sys.stderr)
     return 1 if failures or wrong else 0

@@ -259,9 +259,9 @@ def test_the_report_opens_in_a_browser_and_shows_its_charts(tmp_path):
     assert [url for url in asked if not url.startswith("data:")] == [path.as_uri()]
 
 
-def _config(folder):
+def _config(folder, layers=2):
     path = folder / "tiny.json"
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": layers}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128}
     path.write_text(json.dumps(sizes))
     return str(path)
@@ -316,11 +316,31 @@ def _trace_file(folder, extra=""):
 def test_a_servers_trace_is_split_and_merged(tmp_path, capsys):
     out = tmp_path / "one"
     given = f"frspec:64={_trace_file(tmp_path)}"
-    assert breakdown.main([_config(tmp_path), "--trace", given, "--out", str(out)]) == 0
+    config = _config(tmp_path, synthetic.LAYERS)
+    arguments = [config, "--steps", str(synthetic.STEPS), "--trace", given, "--out", str(out)]
+    assert breakdown.main(arguments) == 0
     assert "frspec, draft vocabulary 64" in capsys.readouterr().out
     merged = ["--merge", str(out), str(out), "--out", str(tmp_path / "both")]
     assert breakdown.main([_config(tmp_path), *merged]) == 0
     assert "differ by more than 5%: none" in capsys.readouterr().out
+
+
+def test_kernels_of_a_wrong_part_fail_the_command(tmp_path, capsys):
+    given = f"stock:64={_trace_file(tmp_path)}"  # it has no product for the draft's head
+    config = _config(tmp_path, synthetic.LAYERS + 1)
+    out = tmp_path / "out"
+    arguments = [config, "--steps", "2", "--trace", given, "--out", str(out)]
+    assert breakdown.main(arguments) == 1
+    printed = capsys.readouterr()
+    for reason in (
+        "draft LM head has 0.0 products a cycle, not 2",
+        "verify MLP has 6.0 products a cycle, not 8",
+        "verify attention projections has 6.0 products a cycle, not 8",
+    ):
+        assert f"WRONG tiny, stock, V 64: {reason}" in printed.err
+        assert reason in printed.out
+        assert reason in (out / "breakdown.html").read_text()
+    assert "verify LM head has" not in printed.err
 
 
 def test_parts_that_do_not_add_up_fail_the_command(tmp_path, capsys):
