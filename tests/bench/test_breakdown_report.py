@@ -321,7 +321,7 @@ def test_a_servers_trace_is_split_and_merged(tmp_path, capsys):
     assert breakdown.main(arguments) == 0
     assert "frspec, draft vocabulary 64" in capsys.readouterr().out
     merged = ["--merge", str(out), str(out), "--out", str(tmp_path / "both")]
-    assert breakdown.main([_config(tmp_path), *merged]) == 0
+    assert breakdown.main([config, "--steps", str(synthetic.STEPS), *merged]) == 0
     assert "differ by more than 5%: none" in capsys.readouterr().out
 
 
