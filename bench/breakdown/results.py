@@ -84,15 +84,25 @@ class Results:
         (folder / "breakdown.html").write_text(html, encoding="utf-8")
 
 
-def earlier(folder: Path) -> tuple[dict[str, Any], list[Split]]:
-    """Machine and splits that an earlier run left in ``folder``.
+@dataclass(frozen=True)
+class Earlier:
+    """What an earlier run left: its machine, its settings in words, its splits."""
+
+    machine: dict[str, str]
+    settings: str
+    splits: list[Split]
+
+
+def earlier(folder: Path) -> Earlier:
+    """What is in ``folder``.
 
     Raises:
-        ValueError: there are none.
+        ValueError: nothing of a run.
     """
     path = folder / FILE
     try:
-        document = json.loads(path.read_text())
-        return document["machine"], [from_json(row) for row in document["splits"]]
+        document: dict[str, Any] = json.loads(path.read_text())
+        splits = [from_json(row) for row in document["splits"]]
+        return Earlier(document["machine"], document["settings"], splits)
     except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"--merge {folder}: {path} cannot be read: {error}") from None

@@ -148,9 +148,14 @@ def _results(args: argparse.Namespace, config: str) -> Results:
 
 def _merged(args: argparse.Namespace, results: Results) -> int:
     for folder in args.merge:
-        machine, splits = earlier(folder)
-        results.machine = machine
-        results.add(splits)
+        run = earlier(folder)
+        results.machine = run.machine
+        if run.settings != results.settings:
+            raise ValueError(
+                f"--merge {folder}: it was measured with {run.settings}; this command says "
+                f"{results.settings}. Give the model and options of that run"
+            )
+        results.add(run.splits)
     return _end([results], {})
 
 

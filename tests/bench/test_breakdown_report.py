@@ -321,6 +321,8 @@ def test_a_servers_trace_is_split_and_merged(tmp_path, capsys):
     assert breakdown.main(arguments) == 0
     assert "frspec, draft vocabulary 64" in capsys.readouterr().out
     merged = ["--merge", str(out), str(out), "--out", str(tmp_path / "both")]
+    assert breakdown.main([config, *merged]) == 2
+    assert "it was measured with 2 steps" in capsys.readouterr().err
     assert breakdown.main([config, "--steps", str(synthetic.STEPS), *merged]) == 0
     assert "differ by more than 5%: none" in capsys.readouterr().out
 
