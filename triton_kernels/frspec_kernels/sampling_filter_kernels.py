@@ -28,6 +28,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 # Weights are summed as integers of this unit: no order of the candidates changes the sum.
 MASS_UNIT = tl.constexpr(1099511627776.0)  # 2**40
 PIVOTS = tl.constexpr(8)  # tried in one pass over the candidates
+TOGETHER = tl.constexpr(2)  # blocks of candidates asked for at once
 # Below this the reciprocal overflows; the row is greedy.
 LEAST_TEMPERATURE = tl.constexpr(1.1754943508222875e-38)
 
@@ -220,20 +221,24 @@ def collect_candidates_kernel(
 def amounts_from(
     candidates_ptr, count, low, step, maximum, slope, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """[PIVOTS] int64 twice: how many candidates there are from low + j * step on, their weight."""
+    """[PIVOTS] int64 twice: how many candidates there are from low + j * step on, their weight.
+
+    Each thread sums for itself, and the threads' sums are added once, at the end.
+    """
     pivots = low + tl.arange(0, PIVOTS).to(tl.int64) * step
-    numbers = tl.zeros([PIVOTS], tl.int64)
-    masses = tl.zeros([PIVOTS], tl.int64)
-    for start in range(0, count, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        keys = tl.load(candidates_ptr + place, mask=place < count, other=LOWEST_KEY)
-        above = (keys[:, None] >= pivots[None, :]) & (place < count)[:, None]
-        numbers += tl.sum(above.to(tl.int32), axis=0)
-        if WEIGHTED:
-            weights = tl.exp2((key_score(keys) - maximum) * slope) * MASS_UNIT
-            weights = tl.where(place < count, weights, 0.0).to(tl.int64)
-            masses += tl.sum(tl.where(above, weights[:, None], 0), axis=0)
-    return numbers, masses
+    numbers = tl.zeros([BLOCK, PIVOTS], tl.int32)
+    masses = tl.zeros([BLOCK, PIVOTS], tl.int64)
+    for start in range(0, count, BLOCK * TOGETHER):
+        for block in tl.static_range(TOGETHER):
+            place = start + block * BLOCK + tl.arange(0, BLOCK)
+            keys = tl.load(candidates_ptr + place, mask=place < count, other=LOWEST_KEY)
+            above = (keys[:, None] >= pivots[None, :]) & (place < count)[:, None]
+            numbers += above.to(tl.int32)
+            if WEIGHTED:
+                weights = tl.exp2((key_score(keys) - maximum) * slope) * MASS_UNIT
+                weights = tl.where(place < count, weights, 0.0).to(tl.int64)
+                masses += tl.where(above, weights[:, None], 0)
+    return tl.sum(numbers, axis=0).to(tl.int64), tl.sum(masses, axis=0)
 
 
 @triton.jit

@@ -22,7 +22,7 @@ GROUPS = 32  # maxima kept of a slice
 # Work on every row at once while the logits are fewer than this; else level by level of the tree,
 # on the rows that acceptance visits.
 ALL_ROWS_LIMIT = 10 << 20
-CANDIDATES_BLOCK = 1024
+CANDIDATES_BLOCK = 512
 SLICE_WARPS = 8
 DECIDE_WARPS = 8
 BOUND_WARPS = 4
