@@ -36,7 +36,7 @@ SMALL_CASES = [sized(2, 70, 3, "fp16"), sized(1, 40, 5, "fp8")]
 def _configs(case: Case) -> list[TreeAttentionConfig]:
     shapes = [(64, 32, 4, 4, 2), (64, 64, 4, 2, 2), (64, 64, 4, 3, 1), (64, 64, 4, 3, 2)]
     return [
-        TreeAttentionConfig(*shape, min_tiles, prefetch)
+        TreeAttentionConfig(*shape, min_tiles=min_tiles, prefetch=prefetch)
         for shape, min_tiles, prefetch in product(shapes, (1, 4), (False, True))
     ]
 

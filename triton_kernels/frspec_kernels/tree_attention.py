@@ -37,6 +37,7 @@ from frspec_kernels.tree_attention_launch import (
     TreeAttentionConfig,
     launch_config,
     multiprocessors,
+    shared_memory,
 )
 
 
@@ -77,7 +78,13 @@ def tree_attention(
     """
     sizes = check_inputs(q, context, tree, window_left)
     rows = tree.max_nodes * sizes.group
-    config = config or launch_config(rows, max(sizes.head_dim, sizes.head_dim_v), tree.batch)
+    config = config or launch_config(
+        rows,
+        max(sizes.head_dim, sizes.head_dim_v),
+        tree.batch,
+        shared_memory(q.device),
+        converts=context.k_cache.dtype != q.dtype,
+    )
     launch = LaunchShape.of(
         config,
         batch=tree.batch,
@@ -138,7 +145,7 @@ def tree_attention_workspace(
     def part_rows(nodes: int, requests: int) -> int:
         rows = nodes * sizes.group
         return LaunchShape.of(
-            config or launch_config(rows, dim, requests),
+            config or launch_config(rows, dim, requests, shared_memory(device)),
             batch=requests,
             kv_heads=sizes.kv_heads,
             rows=rows,
@@ -191,6 +198,7 @@ def _common_arguments(
         "HAS_LENS": context.lengths is not None,
         "BLOCK_B": _block_b(tree.batch),
         "BLOCK_N": config.block_n,
+        "STEP": config.step,
         "BLOCK_DV": triton.next_power_of_2(sizes.head_dim_v),
         **pdl_options(tree.mask.device),
     }
@@ -241,5 +249,4 @@ def _key_arguments(
         "BLOCK_D": triton.next_power_of_2(q.shape[2]),
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
-        **({"maxnreg": config.max_registers} if config.max_registers else {}),
     }

@@ -25,20 +25,27 @@ class TreeAttentionConfig:
     num_warps: int
     num_stages: int
     programs_per_sm: int  # slots that the splits of all requests share, per SM
-    min_tiles: int = 1  # a split is not cut below this many tiles
+    step: int = 1  # whole tiles that a program takes at once
+    min_tiles: int = 1  # a split is not cut below this many steps
     prefetch: bool = False  # read a tile's page-table entries one tile ahead
-    max_registers: int | None = None  # a cap, for more programs per SM
     merge_block_s: int = 8  # parts that a merge program reads at once
     merge_block_r: int = 1  # rows of a merge program
     merge_warps: int = 1
 
 
 MERGE_WARPS_PER_SM = 32
-BACKEND = "cuda" if torch.version.hip is None else "hip"
+H200_SHARED = 227 << 10  # bytes of shared memory that a program may have
+A100_SHARED = 163 << 10
+AMD_SHARED = 64 << 10
 
 
 def launch_config(
-    rows: int, head_dim: int, batch: int = 1, backend: str = BACKEND
+    rows: int,
+    head_dim: int,
+    batch: int = 1,
+    shared_memory: int = H200_SHARED,
+    *,
+    converts: bool = False,
 ) -> TreeAttentionConfig:
     """Configuration for ``rows`` = nodes x (query heads / KV heads) of the largest request.
 
@@ -46,22 +53,25 @@ def launch_config(
     SM hide each other's latencies, but leave twice the parts to merge: worth it for several
     requests, not for one. A merge in one warp needs no barriers; for one request it reads all parts
     at once, the 16 or 8 slots of 132 SMs with 8 KV heads. Four warps are better only where the
-    merge mostly finds nothing split: many rows of several requests. Wide heads, and the 64 KB of
-    shared memory of AMD's GPUs, take what fits without spills; they were not timed.
+    merge mostly finds nothing split: many rows of several requests. Many rows take 128 keys at
+    once where three stages of them fit and a cache of another type than the queries' does not pass
+    through registers (``converts``). Wide heads, and GPUs with less shared memory, take what
+    fits without spills; they were not timed.
     """
+    small = shared_memory <= AMD_SHARED
     if head_dim > 128:
-        shape = (64, 32, 8, 2) if backend == "hip" else (128, 64, 8, 2)
+        shape = (64, 32, 8, 2) if small else (128, 64, 8, 2)
         return TreeAttentionConfig(*shape, programs_per_sm=1, prefetch=True)
-    stages = 2 if backend == "hip" else 3
+    stages = 2 if small else 3
     if rows <= 64 and batch == 1:
         return TreeAttentionConfig(64, 64, 4, stages, 1, prefetch=True, merge_block_s=16)
     if rows <= 64:
         return TreeAttentionConfig(64, 64, 4, stages, 2, prefetch=True, merge_block_r=2)
+    step = 2 if shared_memory >= H200_SHARED and not converts else 1
     if batch == 1:
-        return TreeAttentionConfig(128, 64, 8, stages, 1, prefetch=True)
-    return TreeAttentionConfig(
-        128, 64, 8, stages, 1, prefetch=True, merge_block_s=16, merge_block_r=2, merge_warps=4
-    )
+        return TreeAttentionConfig(128, 64, 8, stages, 1, step=step, prefetch=True)
+    merge = {"merge_block_s": 16, "merge_block_r": 2, "merge_warps": 4}
+    return TreeAttentionConfig(128, 64, 8, stages, 1, step=step, prefetch=True, **merge)
 
 
 @dataclass(frozen=True)
@@ -99,6 +109,17 @@ class LaunchShape:
         )
 
 
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program of the device may have."""
+    return _shared_memory(device.index) if device.type == "cuda" else H200_SHARED
+
+
+@lru_cache
+def _shared_memory(index: int | None) -> int:
+    properties = torch.cuda.get_device_properties(index)
+    return getattr(properties, "shared_memory_per_block_optin", AMD_SHARED)
+
+
 def multiprocessors(device: torch.device) -> int:
     """SMs of the device; under the interpreter, enough to split."""
     return _multiprocessors(device.index) if device.type == "cuda" else 4
@@ -122,11 +143,12 @@ def compile_specs() -> list[CompileSpec]:
         config = launch_config(rows, 128)
         specs += [
             _split_spec(config, 128, in_cache=True, lengths=True, page_size=64),
-            _split_spec(config, 128, "fp8e4nv", in_cache=True),
+            _split_spec(launch_config(rows, 128, converts=True), 128, "fp8e4nv", in_cache=True),
             _split_spec(config, 128, WINDOW_LEFT=4095, HAS_SINKS=True, STORE_LSE=True),
             _split_spec(config, 128, HAS_CAP=True, BLOCK_B=32),
         ]
-    specs += [_split_spec(launch_config(*shape, 1, "hip"), shape[1]) for shape in shapes]
+    specs += [_split_spec(launch_config(*shape, 1, AMD_SHARED), shape[1]) for shape in shapes]
+    specs.append(_split_spec(launch_config(240, 128, 1, A100_SHARED), 128))
     specs += [_merge_spec(launch_config(64, dim), dim) for dim in (64, 96, 128, 256)]
     for rows, batch in ((64, 8), (240, 1), (240, 8)):
         config = launch_config(rows, 128, batch)
@@ -143,6 +165,7 @@ def _common_spec(config: TreeAttentionConfig, dim: int, options: dict[str, Any])
         "HAS_LENS": False,
         "USE_PDL": False,
         "BLOCK_N": config.block_n,
+        "STEP": config.step,
         "BLOCK_DV": triton.next_power_of_2(dim),
         **OPTIONS,
         **options,
