@@ -160,6 +160,7 @@ NEEDS: tuple[Need, ...] = (
             "expert_distribution_recorder_mode",
             "json_model_override_args",
             "kv_cache_dtype",
+            "max_total_tokens",
             "model_path",
             "page_size",
             "prefill_attention_backend",

@@ -164,6 +164,7 @@ ATTENTION_NEEDS: tuple[Need, ...] = (
         cls("MHATokenToKVPool", "whose slots ours takes as they are"),
         fn("MHATokenToKVPool.get_key_buffer", "called", ("self", "layer_id")),
         fn("MHATokenToKVPool.get_value_buffer", "called", ("self", "layer_id")),
+        fn("MHATokenToKVPool.get_kv_size_bytes", "called: what a token takes", ("self",)),
     ),
     *in_module(
         "sglang.srt.model_executor.forward_batch_info",

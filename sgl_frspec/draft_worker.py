@@ -88,7 +88,7 @@ class FrSpecDraftWorker(EagleDraftWorker):
         embedding, head = target.get_embed_and_head()
         ids = torch.from_numpy(read_hot_ids(_decided(self.server_args)).ids).to(embedding.device)
         reduced = gather_head(head, ids, runner.model_config.vocab_size)
-        share_embedding_and_head(self.draft_runner.model, embedding, reduced)
+        self.freed_bytes = share_embedding_and_head(self.draft_runner.model, embedding, reduced)
         self.hot_token_id = ids
         logger.info(
             "FRSPEC draft head: %d x %d, %.0f MB", *reduced.shape, reduced.nbytes / (1 << 20)

@@ -34,12 +34,17 @@ def gather_head(head: Any, hot_ids: torch.Tensor, vocab_size: int) -> torch.Tens
         return head.index_select(0, hot_ids)
 
 
-def share_embedding_and_head(draft: Any, embedding: Any, head: torch.Tensor) -> None:
+def share_embedding_and_head(draft: Any, embedding: Any, head: torch.Tensor) -> int:
     """Give the draft model the target's embedding and the reduced ``head``.
+
+    Returns the bytes of the draft's own tables, which nothing holds any more.
 
     A draft whose configuration ties its head to its embedding has one module for both; it gets a
     head of its own first, since the two now differ.
     """
+    own = {w.data_ptr(): w.nbytes for w in (draft.model.embed_tokens.weight, draft.lm_head.weight)}
+    own.pop(embedding.data_ptr(), None)
     if draft.lm_head is draft.model.embed_tokens:
         draft.lm_head = torch.nn.Linear(*reversed(head.shape), bias=False, device="meta")
     draft.set_embed_and_head(embedding, head)
+    return sum(own.values())

@@ -10,6 +10,7 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker, EAGLEWorker
 from sglang.srt.speculative.spec_utils import SIMULATE_ACC_LEN
 
 from sgl_frspec.draft_worker import FrSpecDraftWorker
+from sgl_frspec.memory_report import report_memory
 from sgl_frspec.options import read_options
 from sgl_frspec.round_conditions import obstacle
 from sgl_frspec.round_graph import RoundGraphs
@@ -31,10 +32,11 @@ class FrSpecWorker(EAGLEWorkerV2):
     def init_cuda_graphs(self) -> None:
         """Capture SGLang's graphs of each phase, then whole rounds."""
         super().init_cuda_graphs()
-        if not self.options.uses("round"):
-            return
         draft_worker: Any = self._draft_worker
         target_runner = self.target_worker.model_runner
+        report_memory(draft_worker, target_runner)
+        if not self.options.uses("round"):
+            return
         reason = obstacle(draft_worker, target_runner)
         if reason is None:
             self._rounds = RoundGraphs(draft_worker, target_runner)

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from tests.engine.chain_model import HIDDEN, make_chain_model
+from tests.engine.chain_model import HEAD_DIM, HIDDEN, KV_HEADS, make_chain_model
 from tests.engine.conftest import ENGINE, engine_process
 from tests.engine.run_engine import MARK
 
@@ -73,9 +73,16 @@ def monkeypatch_module():
 def test_each_cycle_is_streamed_as_it_ends(outcome):
     chain, prompt, (chunks, _), *_ = outcome
     expected = chain.continuation(prompt[-1], TOKENS)
-    lengths = list(itertools.accumulate([1, *chain.cycle_lengths(prompt[-1], TOKENS, STEPS)]))
+    ends = itertools.accumulate([1, *chain.cycle_lengths(prompt[-1], TOKENS, STEPS)])
+    lengths = [min(end, TOKENS) for end in ends]
     assert len(set(lengths)) > 10
-    assert chunks == [expected[:length] for length in lengths]
+    assert chunks[-1] == expected
+    # On a busy machine the answer's next cycle may be there before a chunk has been fetched.
+    received = [len(chunk) for chunk in chunks]
+    assert received == sorted(received)
+    assert set(received) <= set(lengths)
+    assert len(set(received)) > len(set(lengths)) / 2
+    assert all(chunk == expected[: len(chunk)] for chunk in chunks)
 
 
 def test_a_stop_inside_a_cycle_ends_the_answer_there(outcome):
@@ -88,6 +95,13 @@ def test_the_head_is_gathered_before_the_pool_is_sized(outcome):
     head = log.index(f"FRSPEC draft head: {SIZE} x {HIDDEN}")
     assert head < log.index("KV Cache is allocated")
     assert log.count("FRSPEC draft head") == 1
+    # The draft's head is tied; a token takes keys and values of one layer of target and draft.
+    freed, kept, token = 512 * HIDDEN * 4, SIZE * HIDDEN * 4, 2 * 2 * KV_HEADS * HEAD_DIM * 4
+    assert (
+        f"FRSPEC freed {freed / 2**20:.1f} MB of the draft's embedding and head before the KV"
+        f" cache was sized, for a head of {kept / 2**20:.1f} MB: +{(freed - kept) // token} tokens"
+        " against EAGLE without --max-total-tokens"
+    ) in log
 
 
 def test_the_log_says_how_well_the_map_fits(outcome):

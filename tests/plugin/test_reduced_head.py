@@ -57,12 +57,20 @@ def test_draft_gets_both(tied):
     draft = Draft(tied)
     embedding = nn.Parameter(torch.randn(VOCAB, HIDDEN))
     reduced = gather_head(embedding, torch.arange(7, 500, 3), VOCAB)
-    share_embedding_and_head(draft, embedding, reduced)
+    own = VOCAB * HIDDEN * 4 * (1 if tied else 2)
+    assert share_embedding_and_head(draft, embedding, reduced) == own
     assert draft.model.embed_tokens.weight is embedding
     assert draft.lm_head.weight is reduced
     assert draft.lm_head is not draft.model.embed_tokens
     ids = torch.tensor([3, 4095])
     assert torch.equal(draft.model.embed_tokens(ids), embedding[ids])
+
+
+def test_tables_that_are_the_targets_free_nothing():
+    draft = Draft(tied=False)
+    embedding = draft.model.embed_tokens.weight
+    reduced = gather_head(embedding, torch.arange(9), VOCAB)
+    assert share_embedding_and_head(draft, embedding, reduced) == VOCAB * HIDDEN * 4
 
 
 @pytest.mark.parametrize(
