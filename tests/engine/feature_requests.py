@@ -32,6 +32,11 @@ def sampling(**asked: Any) -> dict[str, Any]:
     return {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True} | asked
 
 
+def crowd(prompts: list[list[int]]) -> list[list[int]]:
+    """Prompts whose answers the cache does not hold at once."""
+    return [[*prompts[4], i] for i in range(2, 14)]
+
+
 def requests(prompts: list[list[int]], stop: str) -> dict[str, dict[str, Any]]:
     """The calls by name, to be made in this order: later ones find earlier prompts in the cache."""
     one = {"input_ids": prompts[0]}
@@ -57,6 +62,9 @@ def requests(prompts: list[list[int]], stop: str) -> dict[str, dict[str, Any]]:
             "sampling_params": [sampling(temperature=1.0), *kinds],
         },
     }  # fmt: skip
+    # With ignore_eos, SGLang would know how long they get and let some wait.
+    long = sampling(max_new_tokens=180, ignore_eos=False)
+    found["crowd"] = {"input_ids": crowd(prompts), "sampling_params": long}
     for name, asked in ASKED.items():
         found[name] = {"input_ids": prompts[2], "sampling_params": sampling(**asked)}
     return found

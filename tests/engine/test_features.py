@@ -16,7 +16,15 @@ from safetensors.torch import load_file, save_file
 from tests.engine.byte_tokenizer import write_tokenizer
 from tests.engine.chain_model import make_chain_model
 from tests.engine.conftest import ENGINE, engine_process, greedy
-from tests.engine.feature_requests import ASKED, PENALTIES, REGEX, TOKENS, requests, sampling
+from tests.engine.feature_requests import (
+    ASKED,
+    PENALTIES,
+    REGEX,
+    TOKENS,
+    crowd,
+    requests,
+    sampling,
+)
 from tests.engine.run_engine import MARK
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -70,7 +78,8 @@ def both(request, chain, prompts, stop, tmp_path_factory):
         "speculative_eagle_topk": top_k, "speculative_num_draft_tokens": nodes,
         "page_size": page, "chunked_prefill_size": CHUNK, "skip_tokenizer_init": False,
         "grammar_backend": "xgrammar", "constrained_json_disable_any_whitespace": True,
-        "enable_return_hidden_states": True,
+        "enable_return_hidden_states": True, "max_total_tokens": 1200,
+        "schedule_conservativeness": 0.01,
     }  # fmt: skip
     job = {
         "batches": [],
@@ -218,6 +227,17 @@ def test_grammars(both):
     assert value["b"] in ("on", "off")
     assert re.fullmatch(REGEX, regex["text"])
     assert {a["meta_info"]["finish_reason"]["type"] for a in (schema, regex)} == {"stop"}
+
+
+def test_requests_that_the_cache_cannot_hold_at_once(both, chain, prompts):
+    """Some lose their place in the cache on the way, and go on where they were."""
+    found = [ours for _, ours in all_of(both, "crowd")]
+    retracted = [i for i, ours in enumerate(found) if ours["meta_info"]["num_retractions"]]
+    assert retracted
+    for i in retracted:
+        ids = found[i]["output_ids"]
+        assert len(ids) == 180 or ids[-1] == 1
+        assert ids == greedy(chain, crowd(prompts)[i], len(ids))
 
 
 def test_an_aborted_request_leaves_the_others_and_the_cache_whole(both, chain, prompts):
