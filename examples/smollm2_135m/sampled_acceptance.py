@@ -5,8 +5,8 @@
 The target answers the held-out prompts at temperature 1. At every position of its replies the draft
 proposes K children of a node, from the whole vocabulary and from the map cut to several sizes. The
 chance that one of them is accepted is computed, not counted: for K fixed children, the draft's best
-(SGLang's target-only rule), and for K - 1 fixed ones and one drawn from the rest of the draft's 64
-best candidates (docs/sampling.md).
+(SGLang's target-only rule), and for K - 1 fixed ones and one drawn from the rest of the draft's
+best ``--candidates`` (docs/sampling.md).
 """
 
 import argparse
@@ -23,13 +23,13 @@ from examples.eagle_training.features import target_features
 from examples.eagle_training.model import EagleDraft, load_draft
 from examples.eagle_training.tree import read_prefix
 from examples.smollm2_135m.prompts import chat_ids, eval_prompts
+from sgl_frspec.drawn_proposals import LIST_SIZE
 from sgl_frspec.maps import load_token_map
 
 FOLDER = Path(__file__).parent
 MAP_SIZES = (49152, 32768, 16384, 8192, 4096)
 CHILDREN = (1, 4)
 TEMPERATURES = (1.0, 0.7)
-CANDIDATES = 64
 REPLY_TOKENS = 64
 LONGEST_CONTEXT = 120
 
@@ -41,7 +41,9 @@ class Chances(NamedTuple):
     drawn: Tensor
 
 
-def chances(p: Tensor, q: Tensor, token_ids: Tensor, children: int) -> Chances:
+def chances(
+    p: Tensor, q: Tensor, token_ids: Tensor, children: int, candidates: int = 64
+) -> Chances:
     """Both proposals at some positions.
 
     Args:
@@ -49,8 +51,9 @@ def chances(p: Tensor, q: Tensor, token_ids: Tensor, children: int) -> Chances:
         q: ``[n, M]`` the draft's.
         token_ids: ``[M]`` token of each draft id.
         children: K.
+        candidates: how many of the draft's best a child is drawn from, the fixed ones included.
     """
-    best = q.topk(min(CANDIDATES, q.shape[1]), dim=-1)
+    best = q.topk(min(candidates, q.shape[1]), dim=-1)
     ids = token_ids[best.indices]
     p_listed = p.gather(1, ids)
     fixed = children - 1
@@ -95,7 +98,9 @@ def both_logits(model: Any, draft: EagleDraft, document: Document) -> tuple[Tens
     return (target @ shared.head.T).float(), (drafted @ shared.head.T).float()
 
 
-def table(model: Any, draft: EagleDraft, ranked: Tensor, documents: list[Document]) -> list[str]:
+def table(
+    model: Any, draft: EagleDraft, ranked: Tensor, documents: list[Document], candidates: int
+) -> list[str]:
     """Markdown rows: mean chances in per cent by temperature, map size and number of children."""
     found: dict[tuple[float, int], list[Tensor]] = {}
     for document in documents:
@@ -105,7 +110,7 @@ def table(model: Any, draft: EagleDraft, ranked: Tensor, documents: list[Documen
             for size in MAP_SIZES:
                 ids = ranked[:size].sort().values
                 q = (drafted[:, ids] / temperature).softmax(-1)
-                each = [torch.stack(chances(p, q, ids, k)) for k in CHILDREN]
+                each = [torch.stack(chances(p, q, ids, k, candidates)) for k in CHILDREN]
                 found.setdefault((temperature, size), []).append(torch.stack(each))
     columns = "".join(f" {k} fixed | {k - 1} fixed, 1 drawn |" for k in CHILDREN)
     lines = [f"| T | map |{columns}", "|--:|--:|" + "--:|" * 2 * len(CHILDREN)]
@@ -125,6 +130,7 @@ def main() -> None:
     parser.add_argument("--draft", type=Path, default=FOLDER / "draft")
     parser.add_argument("--map", type=Path, default=FOLDER / "token_map.safetensors")
     parser.add_argument("--prompts", type=int, default=60, help="how many held-out prompts")
+    parser.add_argument("--candidates", type=int, default=LIST_SIZE)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     model: Any = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
@@ -133,7 +139,7 @@ def main() -> None:
     positions = sum(len(d.reply) - 1 for d in documents)
     print(f"{len(documents)} replies, {positions} positions\n")
     draft, ranked = load_draft(arguments.draft), torch.from_numpy(load_token_map(arguments.map).ids)
-    print("\n".join(table(model, draft, ranked, documents)))
+    print("\n".join(table(model, draft, ranked, documents, arguments.candidates)))
 
 
 if __name__ == "__main__":
