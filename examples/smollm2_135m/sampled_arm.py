@@ -44,7 +44,7 @@ ARMS = {
     "plain": None, "fixed": TREE, "drawn": TREE, "fixed-chain": CHAIN, "drawn-chain": CHAIN,
 }  # fmt: skip
 KINDS_EACH = 250  # replies of a kind in one request to the server
-REPLY_TOKENS, SEEDED_TOKENS, COMPANY = 96, 24, 16
+REPLY_TOKENS, SEEDED_TOKENS, COMPANY = 64, 24, 16
 MAP_SIZE = 32768
 
 
