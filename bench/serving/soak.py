@@ -1,8 +1,8 @@
 """``bench serve --soak``: thousands of mixed requests at once; none lost, none wrong, memory flat.
 
-Answers whose tokens nothing but the target chooses are scored afterwards by a server without
-speculation: a greedy token must be its best, a sampled one among its ``top_k``, give or take the
-rounding between two passes of the target.
+Answers whose tokens nothing but the target chooses are scored behind the requests by a server
+without speculation: a greedy token must be its best, a sampled one among its ``top_k``, give or
+take the rounding between two passes of the target.
 """
 
 import http.client
@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,16 +98,23 @@ class Soak:
         self._lock = threading.Lock()
 
     def run(self, seed: int = 0) -> SoakReport:
-        """All requests, then all judgements."""
+        """All requests; the judge works behind them."""
         draw = random.Random(seed)
         tokens = [token for text in held_out_texts() for token in text]
         longest = min(LONGEST_PROMPT, len(tokens) // 2)
         requests = [draw_request(draw, tokens, longest) for _ in range(self._count)]
+        outcomes: list[Outcome] = []
+        judged: list[Future[list[str]]] = []
         began = time.monotonic()
-        with ThreadPoolExecutor(CONCURRENCY) as pool:
-            outcomes = list(pool.map(self._send, requests))
-        report = self._report
-        report.seconds = time.monotonic() - began
+        with ThreadPoolExecutor(1) as judging, ThreadPoolExecutor(CONCURRENCY) as pool:
+            for outcome in pool.map(self._send, requests):
+                outcomes.append(outcome)
+                first = (len(outcomes) - 1) // SCORED_AT_ONCE * SCORED_AT_ONCE
+                if len(outcomes) - first == SCORED_AT_ONCE or len(outcomes) == self._count:
+                    judged.append(judging.submit(self._judge_part, first, outcomes[first:]))
+            report = self._report
+            report.seconds = time.monotonic() - began
+            silent = self._silent()
         report.kinds = dict(Counter(request.kind for request in requests))
         report.aborted = sum(outcome.aborted for outcome in outcomes)
         report.faults = [
@@ -115,8 +122,8 @@ class Soak:
             for i, outcome in enumerate(outcomes)
             if (reason := fault(outcome))
         ]
-        self._still_answers()
-        self._judge_all(outcomes)
+        report.faults += silent
+        report.faults += [reason for part in judged for reason in part.result()]
         return report
 
     def _send(self, request: Request) -> Outcome:
@@ -145,38 +152,40 @@ class Soak:
             f" {memory.gpu / (1 << 20):.0f} MiB, processes {memory.resident / (1 << 20):.0f} MiB"
         )
 
-    def _still_answers(self) -> None:
+    def _silent(self) -> list[str]:
         """SGLang checks its pools for leaks when it has nothing to do, and ends if one leaks."""
         time.sleep(2)
         try:
             client.generate(self._server.url, [[5, 6, 7]], 4)
         except client.RequestFailedError as error:
             tail = self._server.process.log_tail()
-            self._report.faults.append(f"the server does not answer any more: {error}\n{tail}")
+            return [f"the server does not answer any more: {error}\n{tail}"]
+        return []
 
-    def _judge_all(self, outcomes: Sequence[Outcome]) -> None:
+    def _judge_part(self, first: int, outcomes: Sequence[Outcome]) -> list[str]:
+        """What the target finds wrong with outcomes, of which the first has that number."""
         work = [
             (i, outcome.request, answer["output_ids"])
-            for i, outcome in enumerate(outcomes)
+            for i, outcome in enumerate(outcomes, first)
             for answer in outcome.answers
             if outcome.request.free and answer["output_ids"]
         ]
-        # Similar lengths together: a batch of prefills is as long as its longest.
-        work.sort(key=lambda item: len(item[1].body["input_ids"]) + len(item[2]))
-        for i in range(0, len(work), SCORED_AT_ONCE):
-            part = work[i : i + SCORED_AT_ONCE]
-            pairs = [(request.body["input_ids"], ids) for _, request, ids in part]
-            for (number, request, _), scores in zip(
-                part, scored(self._judge.url, pairs, top=TOP_K), strict=True
-            ):
-                self._report.scored_tokens += len(scores)
-                rank = 1 if request.greedy else TOP_K
-                behind = max(score.behind_rank(rank) for score in scores)
-                if behind > self._bound:
-                    self._report.faults.append(
-                        f"request {number} ({request.kind}): a token is {behind:.3f} behind the"
-                        f" target's rank {rank}"
-                    )
+        if not work:
+            return []
+        pairs = [(request.body["input_ids"], ids) for _, request, ids in work]
+        found = []
+        for (number, request, _), scores in zip(
+            work, scored(self._judge.url, pairs, top=TOP_K), strict=True
+        ):
+            self._report.scored_tokens += len(scores)
+            rank = 1 if request.greedy else TOP_K
+            behind = max(score.behind_rank(rank) for score in scores)
+            if behind > self._bound:
+                found.append(
+                    f"request {number} ({request.kind}): a token is {behind:.3f} behind the"
+                    f" target's rank {rank}"
+                )
+        return found
 
 
 def write(reports: Sequence[SoakReport], out: Path) -> None:

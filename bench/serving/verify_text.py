@@ -3,14 +3,16 @@
 The target decodes every prompt without speculation and keeps the two best tokens' log
 probabilities of every position. A server that speculates must generate the same tokens, unless
 rounding decides: at the first difference the target's two best tokens must lie closer together than
-its own rounding, measured in the same run, moves them.
+its own rounding, measured in the same run, moves them. From there on the text is another one, so
+the target then reads it: each of its tokens must be the best after those before it, up to the same
+rounding.
 """
 
 import json
 import lzma
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +49,11 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One server against the target."""
+    """One server against the target.
+
+    Attributes:
+        behind_after: of each token after a first difference, how far it is behind the best.
+    """
 
     variant: str
     prompts: int
@@ -55,10 +61,15 @@ class Verdict:
     same: int
     accept_length: float
     differences: list[Difference]
+    behind_after: list[float] = field(default_factory=list)
 
     def unexplained(self, bound: float) -> list[Difference]:
         """Differences that rounding does not explain."""
         return [d for d in self.differences if d.behind is None or d.behind > bound]
+
+    def wrong_after(self, bound: float) -> int:
+        """Tokens after a first difference that are no choice of the target's, given their text."""
+        return sum(behind > bound for behind in self.behind_after)
 
 
 def prompts(model: Path, count: int) -> list[list[int]]:
@@ -122,6 +133,9 @@ class TextCheck:
             for server, answered in zip(drafting, answers, strict=True):
                 try:
                     verdict = judge(server.variant.name, scores, answered.result())
+                    verdict.behind_after.extend(
+                        self._behind_after(reference, verdict, answered.result())
+                    )
                 except client.RequestFailedError as error:
                     self._say(f"FAILED {server.variant.name}: {error}")
                     self._say(server.process.log_tail())
@@ -131,6 +145,7 @@ class TextCheck:
                 self._say(describe(verdict, self.bound))
                 self._write(out)
                 right &= not verdict.unexplained(self.bound)
+                right &= not verdict.wrong_after(self.bound)
         return right
 
     def _batches(self) -> list[list[list[int]]]:
@@ -156,9 +171,24 @@ class TextCheck:
         )
         return decoded
 
+    def _behind_after(
+        self, reference: Server, verdict: Verdict, answers: Sequence[client.Answer]
+    ) -> list[float]:
+        """How far each token after a first difference is behind the target's best."""
+        found = []
+        for i in range(0, len(verdict.differences), self._batch):
+            part = verdict.differences[i : i + self._batch]
+            pairs = [(self._texts[d.prompt], answers[d.prompt].ids) for d in part]
+            for difference, scores in zip(part, scored(reference.url, pairs), strict=True):
+                found += [score.behind_best for score in scores[difference.position + 1 :]]
+        return found
+
     def _write(self, out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
         verdicts = [asdict(verdict) for verdict in self.verdicts]
+        for verdict in verdicts:
+            behind = verdict.pop("behind_after")
+            verdict["after"] = {"tokens": len(behind), "farthest_behind": max(behind, default=0.0)}
         document = {"bound": self.bound, "verdicts": verdicts}
         (out / REPORT).write_text(json.dumps(document, indent=1) + "\n")
 
@@ -181,6 +211,13 @@ def describe(verdict: Verdict, bound: float) -> str:
         f" target's; accept length {verdict.accept_length:.2f}; {len(unexplained)} differences"
         " beyond rounding"
     ]
+    if verdict.behind_after:
+        behind, exact = verdict.behind_after, verdict.behind_after.count(0.0)
+        lines.append(
+            f"  {len(behind):,} tokens after a first difference: {exact:,} the target's best given"
+            f" their text, the others up to {max(behind):.4f} behind;"
+            f" {verdict.wrong_after(bound)} beyond rounding"
+        )
     for d in verdict.differences:
         mark = "WRONG" if d in unexplained else "tie"
         behind = "far" if d.behind is None else f"{d.behind:.4f}"

@@ -121,8 +121,8 @@ def test_servers_are_compared_with_the_target(tmp_path, gap, right):
         ]
         check = TextCheck(texts, batch=2, say=lines.append)
         assert check.run(servers, servers[1], tmp_path, tokens=10) is right
-    # Both passes over all texts, two at a time.
-    assert target.batches == [2, 2, 2, 2, 1, 1]
+    # Both passes over all texts, two at a time, and one over the text that differs.
+    assert target.batches == [2, 2, 2, 2, 1, 1, 1]
     assert other.batches == [2, 2, 1]
     assert check.bound == pytest.approx(0.02)
     first, second = check.verdicts
@@ -132,9 +132,33 @@ def test_servers_are_compared_with_the_target(tmp_path, gap, right):
     [found] = second.differences
     assert (found.prompt, found.position, found.plain, found.drafted) == (2, 4, 312, 77)
     assert (found.gap, found.behind) == (pytest.approx(gap), pytest.approx(gap))
+    assert second.behind_after == pytest.approx([0.0] * 5)
     written = json.loads((tmp_path / "verify_text.json").read_text())
     assert [verdict["same"] for verdict in written["verdicts"]] == [5, 4]
     assert "4 of 5 texts of 10 tokens" in lines[-1]
+
+
+def test_tokens_after_a_tie_must_be_the_targets_too(tmp_path):
+    """The second slip is far behind the best token, given the text with the first."""
+    target, other = Speller(gap=0.015), Speller(slip=(300, 4))
+    answer = target.__call__
+
+    def judges(path, body):
+        answers = answer(path, body)
+        if body["sampling_params"]["max_new_tokens"] == 1 and 77 in body["input_ids"][0]:
+            answers[0]["meta_info"]["input_token_logprobs"][-2][0] -= 0.5
+        return answers
+
+    lines = []
+    with fake_server(judges) as a, fake_server(other) as b:
+        servers: Any = [
+            SimpleNamespace(variant=Variant(name, "frspec"), url=url, process=None)
+            for name, url in (("target", a), ("other", b))
+        ]
+        check = TextCheck([[300, 307]], batch=2, say=lines.append)
+        assert not check.run(servers, servers[0], tmp_path, tokens=10)
+    assert check.verdicts[0].unexplained(check.bound) == []
+    assert "up to 0.5000 behind; 1 beyond rounding" in lines[-1]
 
 
 def test_a_server_that_fails_is_no_agreement(tmp_path):
