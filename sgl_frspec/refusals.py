@@ -19,6 +19,9 @@ def refuse_unsupported(server_args: Any) -> None:
     refusals = {
         "tensor parallelism (--tp-size > 1)": server_args.tp_size > 1,
         "pipeline parallelism (--pp-size > 1)": server_args.pp_size > 1,
+        "decode context parallelism (--dcp-size > 1)": server_args.dcp_size > 1,
+        "--enable-two-batch-overlap": server_args.enable_two_batch_overlap,
+        "--enable-pdmux": server_args.enable_pdmux,
         "--enable-dp-attention": server_args.enable_dp_attention
         or getattr(server_args, "attn_dp_size", 1) > 1,
         "--enable-multi-layer-eagle": bool(server_args.enable_multi_layer_eagle),
