@@ -80,6 +80,34 @@ def test_rows_at_once_and_level_by_level_agree_bit_for_bit(dtype, monkeypatch):
     torch.testing.assert_close(at_once.source_slots, slots[source], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("peak", [0.2, 2.0])
+def test_a_list_that_is_shortened_gives_the_same_bits(peak, monkeypatch):
+    """Flat rows, whose lists are long, under every way to truncate; a threshold of 16 keys."""
+    kinds = [
+        (1.0, 0, 0.95, 0.0), (3.0, 0, 0.6, 0.0), (1.0, 200, 0.9, 0.0), (2.0, 0, 0.9, 0.3),
+        (1.0, 0, 1.0, 0.1), (1.0, 120, 0.3, 0.6), (1.0, 7, 1.0, 0.0), (0.5, 0, 0.05, 0.0),
+    ]  # fmt: skip
+    p = problem(BATCH, 3, VOCAB, 2, 31, kinds=kinds, peak=peak).on(DEVICE)
+    outcomes = []
+    for shrink_from in (1 << 20, 16):
+        monkeypatch.setattr(sampling_launch, "SHRINK_FROM", shrink_from)
+        memory = poison(allocate_sampling_workspace(BATCH, 3, VOCAB, p.max_path, DEVICE))
+        outcomes.append((run(p, workspace=memory), memory.pivots))
+    whole, pivots = outcomes[0]
+    assert_outcomes(p, whole)
+    assert torch.equal(pivots, outcomes[1][1])
+    for a, b in zip(whole[:6], outcomes[1][0][:6], strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("kind", [(1.0, 250, 0.9, 0.5), (1.0, 40, 0.8, 0.02)])
+def test_every_filter_moves_the_chance_of_a_child(kind):
+    """Two filters, of which one cuts much more: the chances are of what both leave."""
+    p = problem(24, 2, 300, 1, 41, kinds=[kind]).on(DEVICE)
+    paths = assert_outcomes(p, run(p))
+    assert max(len(path.nodes) for path in paths) == 2
+
+
 def test_a_request_repeats_whatever_is_around_it(monkeypatch):
     levels_only(monkeypatch)
     p = problem(BATCH, NODES, VOCAB, 4, 7).on(DEVICE)

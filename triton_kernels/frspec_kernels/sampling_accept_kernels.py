@@ -75,6 +75,7 @@ def decide_children_kernel(
     BLOCK_C: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK: tl.constexpr,
+    SHRINK_FROM: tl.constexpr,
     TRUNCATES: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
@@ -101,7 +102,7 @@ def decide_children_kernel(
             pivot, total = kept_set(
                 candidates_ptr + slot * V, count, tl.load(bounds_ptr + slot), best_key, maximum,
                 total, slope, top_k, tl.load(top_ps_ptr + request),
-                tl.load(min_ps_ptr + request), V, BLOCK,
+                tl.load(min_ps_ptr + request), V, SHRINK_FROM, BLOCK,
             )  # fmt: skip
 
     at = request * N

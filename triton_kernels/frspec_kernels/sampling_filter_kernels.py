@@ -1,6 +1,6 @@
 # ruff: noqa: ANN001, ANN201 (values inside a kernel have no Python types)
 # pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 """Softmax and truncation of target rows without a sort; see :mod:`frspec_kernels.sampling`.
 
 A kept set is everything from one sortable key on: top-k, top-p and min-p each keep the largest
@@ -242,61 +242,102 @@ def amounts_from(
 
 
 @triton.jit
+def keep_between(candidates_ptr, count, low, high, BLOCK: tl.constexpr):
+    """Bring the keys from ``low`` up to below ``high`` to the front of the list; their number."""
+    kept = count * 0
+    for start in range(0, count, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        keys = tl.load(candidates_ptr + place, mask=place < count, other=LOWEST_KEY)
+        wanted = (keys >= low) & (keys < high) & (place < count)
+        # The scan waits for every thread's key, and no place is behind those that were read.
+        target = kept + tl.cumsum(wanted.to(tl.int32), axis=0) - 1
+        tl.store(candidates_ptr + target, keys, mask=wanted)
+        kept += tl.sum(wanted.to(tl.int32), axis=0)
+    tl.debug_barrier()  # other threads read them
+    return kept
+
+
+@triton.jit
 def find_pivot(
     candidates_ptr, count, low, best_key, wanted, maximum, slope, WEIGHTED: tl.constexpr,
-    BLOCK: tl.constexpr,
+    SHRINK_FROM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The largest key with at least ``wanted`` (a number, or weight) from it on; else ``low``.
 
-    All keys above one candidate up to the next are as good; the first found is returned.
+    All keys above one candidate up to the next are as good; the first found is returned, and the
+    weight from it on, or -1 where no pass was needed. With weights, a list longer than
+    ``SHRINK_FROM`` loses the keys that are decided, once most of them are.
     """
     high = best_key + 1
     j = tl.arange(0, PIVOTS)
+    zero = tl.zeros([], tl.int64)
+    number_above, mass_above, mass_low = zero, zero, zero - 1
     while high - 1 > low:
         # Each divided first: their difference may need 65 bits.
         step = tl.maximum(high // PIVOTS - low // PIVOTS, 1)
         numbers, masses = amounts_from(
             candidates_ptr, count, low, step, maximum, slope, WEIGHTED, BLOCK
         )  # fmt: skip
+        numbers, masses = numbers + number_above, masses + mass_above
         enough = (masses if WEIGHTED else numbers) >= wanted
         last = tl.maximum(tl.sum(enough.to(tl.int32), axis=0) - 1, 0)
         low += last.to(tl.int64) * step
+        mass_low = tl.sum(tl.where(j == last, masses, 0), axis=0)
         if last < PIVOTS - 1:
-            between = tl.sum(tl.where(j == last, numbers, 0), axis=0)
-            between -= tl.sum(tl.where(j == last + 1, numbers, 0), axis=0)
+            number_next = tl.sum(tl.where(j == last + 1, numbers, 0), axis=0)
+            between = tl.sum(tl.where(j == last, numbers, 0), axis=0) - number_next
             high = tl.minimum(high, low + step)
+            if WEIGHTED:  # noqa: SIM102 (decided at compile time)
+                if (count > SHRINK_FROM) & (between * 4 < count):
+                    count = keep_between(candidates_ptr, count, low, high, BLOCK)
+                    number_above = number_next
+                    mass_above = tl.sum(tl.where(j == last + 1, masses, 0), axis=0)
             # One candidate between the two: both bounds keep the same set.
             high = tl.where(between <= 1, low + 1, high)
-    return low
+    return low, mass_low
+
+
+@triton.jit
+def mass_from(candidates_ptr, count, pivot, maximum, slope, BLOCK: tl.constexpr):
+    """Weight of the candidates from ``pivot`` on."""
+    one = tl.zeros([], tl.int64) + 1
+    _, masses = amounts_from(candidates_ptr, count, pivot, one, maximum, slope, True, BLOCK)
+    return tl.sum(tl.where(tl.arange(0, PIVOTS) == 0, masses, 0), axis=0)
 
 
 @triton.jit
 def kept_set(
     candidates_ptr, count, bound, best_key, maximum, total, slope, top_k, top_p, min_p, V,
-    BLOCK: tl.constexpr,
+    SHRINK_FROM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Smallest kept key, and the sum of exp((x - m) / T) over the kept tokens.
 
     ``candidates_ptr`` is the row's list: ``count`` keys from ``bound`` on, all that may be kept.
+    It may be shorter afterwards.
     """
     pivot = bound
     mass = (total * MASS_UNIT).to(tl.int64)
-    one = tl.zeros([], tl.int64) + 1
-    first = tl.arange(0, PIVOTS) == 0
+    kept = tl.zeros([], tl.int64) - 1
+    least, mass_least = pivot, kept
     if (top_k > 1) & (top_k < V):
-        pivot = find_pivot(
-            candidates_ptr, count, pivot, best_key, top_k.to(tl.int64), maximum, slope, False, BLOCK
+        pivot, _ = find_pivot(
+            candidates_ptr, count, pivot, best_key, top_k.to(tl.int64), maximum, slope, False,
+            SHRINK_FROM, BLOCK,
         )  # fmt: skip
-        _, masses = amounts_from(candidates_ptr, count, pivot, one, maximum, slope, True, BLOCK)
-        mass = tl.sum(tl.where(first, masses, 0), axis=0)
-    if top_p < 1.0:
-        wanted = tl.maximum((mass.to(tl.float32) * top_p).to(tl.int64), 1)
-        pivot = find_pivot(
-            candidates_ptr, count, pivot, best_key, wanted, maximum, slope, True, BLOCK
-        )  # fmt: skip
+        mass = mass_from(candidates_ptr, count, pivot, maximum, slope, BLOCK)
+        kept = mass
     if min_p > 0.0:
         score = maximum + tl.log2(tl.minimum(min_p, 1.0)) / slope
-        pivot = tl.maximum(pivot, score_order(score).to(tl.int64) << 32)
-        pivot = tl.minimum(pivot, best_key)
-    _, masses = amounts_from(candidates_ptr, count, pivot, one, maximum, slope, True, BLOCK)
-    return pivot, tl.sum(tl.where(first, masses, 0), axis=0).to(tl.float32) / MASS_UNIT
+        least = tl.minimum(score_order(score).to(tl.int64) << 32, best_key)
+        mass_least = mass_from(candidates_ptr, count, least, maximum, slope, BLOCK)
+    if top_p < 1.0:
+        wanted = tl.maximum((mass.to(tl.float32) * top_p).to(tl.int64), 1)
+        pivot, found = find_pivot(
+            candidates_ptr, count, pivot, best_key, wanted, maximum, slope, True, SHRINK_FROM,
+            BLOCK,
+        )  # fmt: skip
+        kept = tl.where(found >= 0, found, kept)
+    if kept < 0:
+        kept = mass_from(candidates_ptr, count, pivot, maximum, slope, BLOCK)
+    kept = tl.where(least > pivot, mass_least, kept)
+    return tl.maximum(pivot, least), kept.to(tl.float32) / MASS_UNIT

@@ -23,6 +23,8 @@ GROUPS = 32  # maxima kept of a slice
 # on the rows that acceptance visits.
 ALL_ROWS_LIMIT = 10 << 20
 CANDIDATES_BLOCK = 512
+# A list of candidates longer than this is shortened on the way to its pivot.
+SHRINK_FROM = 8192
 SLICE_WARPS = 8
 DECIDE_WARPS = 8
 BOUND_WARPS = 4
@@ -80,7 +82,8 @@ def decide_constexprs(sizes: Sizes, fixed: int, truncates: bool) -> dict[str, An
     return {
         "N": sizes.nodes, "C": sizes.listed, "FIXED": fixed, "P": sizes.parts,
         "BLOCK_N": sizes.block_n, "BLOCK_C": sizes.left - sizes.block_n,
-        "BLOCK_P": next_power_of_2(sizes.parts), "BLOCK": CANDIDATES_BLOCK, "TRUNCATES": truncates,
+        "BLOCK_P": next_power_of_2(sizes.parts), "BLOCK": CANDIDATES_BLOCK,
+        "SHRINK_FROM": SHRINK_FROM, "TRUNCATES": truncates,
     }  # fmt: skip
 
 
