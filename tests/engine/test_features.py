@@ -120,7 +120,10 @@ def facts(answer):
 def test_answers_are_stock_eagles(both, name):
     pairs = all_of(both, name)
     for stock, ours in pairs[1:] if name == "beside a sampled one" else pairs:
-        assert facts(ours) == facts(stock)
+        if name == "crowd":  # which of them lose their place is a matter of time
+            assert (ours["output_ids"], ours["text"]) == (stock["output_ids"], stock["text"])
+        else:
+            assert facts(ours) == facts(stock)
 
 
 def test_drafts_are_accepted_and_rejected(both):
