@@ -12,64 +12,17 @@ import json
 import lzma
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bench.serving import client
 from bench.serving.scoring import Score, generated_with_scores, rounding_bound, scored
 from bench.serving.servers import Say, Server
+from bench.serving.text_report import Difference, Verdict, describe, write
 from examples.smollm2_135m.prompts import chat_ids, eval_prompts
 from examples.smollm2_135m.serving import DRAFT, first_difference
 
 TOKENS = 256
-REPORT = "verify_text.json"
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Where a text leaves the target's.
-
-    Attributes:
-        prompt: index of the prompt.
-        position: of the first token that differs.
-        plain, drafted: the two tokens.
-        gap: between the log probabilities, so between the logits, of the target's two best tokens.
-        behind: by how much the drafted token is behind the target's best; None if it is not among
-            the few best, or if one text ends before the other.
-    """
-
-    prompt: int
-    position: int
-    plain: int
-    drafted: int
-    gap: float
-    behind: float | None
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One server against the target.
-
-    Attributes:
-        behind_after: of each token after a first difference, how far it is behind the best.
-    """
-
-    variant: str
-    prompts: int
-    tokens: int
-    same: int
-    accept_length: float
-    differences: list[Difference]
-    behind_after: list[float] = field(default_factory=list)
-
-    def unexplained(self, bound: float) -> list[Difference]:
-        """Differences that rounding does not explain."""
-        return [d for d in self.differences if d.behind is None or d.behind > bound]
-
-    def wrong_after(self, bound: float) -> int:
-        """Tokens after a first difference that are no choice of the target's, given their text."""
-        return sum(behind > bound for behind in self.behind_after)
 
 
 def prompts(model: Path, count: int) -> list[list[int]]:
@@ -143,7 +96,7 @@ class TextCheck:
                     continue
                 self.verdicts.append(verdict)
                 self._say(describe(verdict, self.bound))
-                self._write(out)
+                write(self.verdicts, self.bound, out)
                 right &= not verdict.unexplained(self.bound)
                 right &= not verdict.wrong_after(self.bound)
         return right
@@ -183,15 +136,6 @@ class TextCheck:
                 found += [score.behind_best for score in scores[difference.position + 1 :]]
         return found
 
-    def _write(self, out: Path) -> None:
-        out.mkdir(parents=True, exist_ok=True)
-        verdicts = [asdict(verdict) for verdict in self.verdicts]
-        for verdict in verdicts:
-            behind = verdict.pop("behind_after")
-            verdict["after"] = {"tokens": len(behind), "farthest_behind": max(behind, default=0.0)}
-        document = {"bound": self.bound, "verdicts": verdicts}
-        (out / REPORT).write_text(json.dumps(document, indent=1) + "\n")
-
 
 def judge(name: str, plain: list[list[Score]], answers: Sequence[client.Answer]) -> Verdict:
     """The server ``name``, whose ``answers`` should be the texts that ``plain`` scores."""
@@ -200,29 +144,3 @@ def judge(name: str, plain: list[list[Score]], answers: Sequence[client.Answer])
     cycles = sum(answer.cycles for answer in answers)
     accept = (total - len(answers)) / cycles if cycles else 1.0
     return Verdict(name, len(answers), total, len(answers) - len(found), accept, found)
-
-
-def describe(verdict: Verdict, bound: float) -> str:
-    """The outcome, with a line for each difference."""
-    unexplained = verdict.unexplained(bound)
-    each = verdict.tokens // max(1, verdict.prompts)
-    lines = [
-        f"{verdict.variant}: {verdict.same} of {verdict.prompts} texts of {each} tokens are the"
-        f" target's; accept length {verdict.accept_length:.2f}; {len(unexplained)} differences"
-        " beyond rounding"
-    ]
-    if verdict.behind_after:
-        behind, exact = verdict.behind_after, verdict.behind_after.count(0.0)
-        lines.append(
-            f"  {len(behind):,} tokens after a first difference: {exact:,} the target's best given"
-            f" their text, the others up to {max(behind):.4f} behind;"
-            f" {verdict.wrong_after(bound)} beyond rounding"
-        )
-    for d in verdict.differences:
-        mark = "WRONG" if d in unexplained else "tie"
-        behind = "far" if d.behind is None else f"{d.behind:.4f}"
-        lines.append(
-            f"  {mark} prompt {d.prompt} position {d.position}: {d.plain} → {d.drafted},"
-            f" top-two gap {d.gap:.4f}, drafted token behind by {behind}"
-        )
-    return "\n".join(lines)

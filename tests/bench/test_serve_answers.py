@@ -13,8 +13,9 @@ from bench.serving.prompts import held_out_texts
 from bench.serving.scoring import Score, rounding_bound, scored
 from bench.serving.soak import Memory, Soak, SoakReport
 from bench.serving.soak_requests import KINDS, TOP_K, Outcome, Request, draw_request, fault
+from bench.serving.text_report import Difference, Verdict, describe
 from bench.serving.variants import Variant
-from bench.serving.verify_text import Difference, TextCheck, Verdict, describe, differences
+from bench.serving.verify_text import TextCheck, differences
 from tests.bench.fake_server import fake_server
 
 
@@ -135,6 +136,10 @@ def test_servers_are_compared_with_the_target(tmp_path, gap, right):
     assert second.behind_after == pytest.approx([0.0] * 5)
     written = json.loads((tmp_path / "verify_text.json").read_text())
     assert [verdict["same"] for verdict in written["verdicts"]] == [5, 4]
+    table = (tmp_path / "verify_text.md").read_text()
+    wrong = 0 if right else 1
+    assert f"| other | 5 | 4 | 3.00 | {wrong} | 5 | 5 | 0.0000 | 0 |" in table
+    assert f"| other | 2 | 4 | 312 | 77 | {gap:.4f} | {gap:.4f} |" in table
     assert "4 of 5 texts of 10 tokens" in lines[-1]
 
 
