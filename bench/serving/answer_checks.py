@@ -50,7 +50,7 @@ def check_answers(args: argparse.Namespace, gpu: bool, began: float, say: Say) -
             right &= check.run(fleet.servers, judge, out, args.tokens)
             bound = check.bound
         if args.soak:
-            right &= _soak(fleet, judge, model, bound, args, say)
+            right &= _soak(fleet, judge, model, bound, args, plan.deadline, say)
     return right
 
 
@@ -60,6 +60,7 @@ def _soak(
     model: Path,
     bound: float | None,
     args: argparse.Namespace,
+    deadline: float,
     say: Say,
 ) -> bool:
     """Mixed requests to FRSPEC's servers, or where there are none to those that speculate."""
@@ -70,10 +71,10 @@ def _soak(
     ours = [server for server in speculating if server.variant.base == FRSPEC]
     reports: list[soak_run.SoakReport] = []
     for server in ours or speculating:
-        reports.append(soak_run.Soak(server, judge, args.soak, bound, say).run())
+        reports.append(soak_run.Soak(server, judge, args.soak, bound, say, deadline).run())
         say(reports[-1].text())
         soak_run.write(reports, args.out or Path("."))
-    return bool(reports) and all(report.flat and not report.faults for report in reports)
+    return bool(reports) and all(report.good for report in reports)
 
 
 def _bound(judge: Server, model: Path) -> float:

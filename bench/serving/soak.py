@@ -47,13 +47,14 @@ class Memory:
 
 @dataclass
 class SoakReport:
-    """What a run has shown."""
+    """What a run has shown; ``unsent`` requests came after the time limit."""
 
     variant: str
     requests: int
     seconds: float = 0.0
     kinds: dict[str, int] = field(default_factory=dict)
     aborted: int = 0
+    unsent: int = 0
     faults: list[str] = field(default_factory=list)
     scored_tokens: int = 0
     memory: list[Memory] = field(default_factory=list)
@@ -73,13 +74,19 @@ class SoakReport:
         gpu, resident = self.growth
         return gpu <= GPU_GROWTH and resident <= RESIDENT_GROWTH
 
+    @property
+    def good(self) -> bool:
+        """Whether all was sent and nothing was wrong."""
+        return self.flat and not self.faults and not self.unsent
+
     def text(self) -> str:
         """A few lines."""
         gpu, resident = self.growth
         lines = [
-            f"{self.variant}: {self.requests} requests in {self.seconds:.0f} s"
+            f"{self.variant}: {self.requests - self.unsent} requests in {self.seconds:.0f} s"
             f" ({', '.join(f'{kind} {count}' for kind, count in sorted(self.kinds.items()))});"
             f" {self.aborted} aborted by the client",
+            *([f"NOT SENT, for lack of time: {self.unsent}"] if self.unsent else []),
             f"faults: {len(self.faults)}; {self.scored_tokens:,} tokens scored by the target",
             f"memory since {SETTLED_SHARE:.0%} of the run: GPU {gpu / (1 << 20):+.0f} MiB,"
             f" processes {resident:+.1%}: {'flat' if self.flat else 'GROWING'}",
@@ -90,9 +97,17 @@ class SoakReport:
 class Soak:
     """Sends requests to ``server`` and has ``judge``, which does not speculate, score them."""
 
-    def __init__(self, server: Server, judge: Server, count: int, bound: float, say: Say) -> None:
+    def __init__(
+        self,
+        server: Server,
+        judge: Server,
+        count: int,
+        bound: float,
+        say: Say,
+        deadline: float = float("inf"),
+    ) -> None:
         self._server, self._judge, self._count = server, judge, count
-        self._bound, self._say = bound, say
+        self._bound, self._say, self._deadline = bound, say, deadline
         self._report = SoakReport(server.variant.name, count)
         self._done = 0
         self._lock = threading.Lock()
@@ -108,14 +123,19 @@ class Soak:
         began = time.monotonic()
         with ThreadPoolExecutor(1) as judging, ThreadPoolExecutor(CONCURRENCY) as pool:
             for outcome in pool.map(self._send, requests):
+                if outcome is None:
+                    self._report.unsent += 1
+                    continue
                 outcomes.append(outcome)
-                first = (len(outcomes) - 1) // SCORED_AT_ONCE * SCORED_AT_ONCE
-                if len(outcomes) - first == SCORED_AT_ONCE or len(outcomes) == self._count:
+                if len(outcomes) % SCORED_AT_ONCE == 0:
+                    first = len(outcomes) - SCORED_AT_ONCE
                     judged.append(judging.submit(self._judge_part, first, outcomes[first:]))
+            first = len(outcomes) // SCORED_AT_ONCE * SCORED_AT_ONCE
+            judged.append(judging.submit(self._judge_part, first, outcomes[first:]))
             report = self._report
             report.seconds = time.monotonic() - began
             silent = self._silent()
-        report.kinds = dict(Counter(request.kind for request in requests))
+        report.kinds = dict(Counter(outcome.request.kind for outcome in outcomes))
         report.aborted = sum(outcome.aborted for outcome in outcomes)
         report.faults = [
             f"request {i} ({outcome.request.kind}): {reason}"
@@ -126,7 +146,9 @@ class Soak:
         report.faults += [reason for part in judged for reason in part.result()]
         return report
 
-    def _send(self, request: Request) -> Outcome:
+    def _send(self, request: Request) -> Outcome | None:
+        if time.monotonic() > self._deadline:
+            return None
         outcome = Outcome(request)
         try:
             if request.body.get("stream"):

@@ -1,5 +1,6 @@
 """The checks of answers: each kind of fault is found, and what is right passes."""
 
+import itertools
 import json
 import random
 from collections import Counter
@@ -307,14 +308,14 @@ class Target:
         return answers
 
 
-def soak_run(monkeypatch, target, count=60):
+def soak_run(monkeypatch, target, count=60, deadline=float("inf")):
     monkeypatch.setattr(soak, "CONCURRENCY", 1)
     monkeypatch.setattr(soak.time, "sleep", lambda seconds: None)
     process = SimpleNamespace(processes=lambda: [], log_tail=lambda: "last words")
     with fake_server(target.server) as url, fake_server(target.judge) as judge_url:
         server: Any = SimpleNamespace(variant=Variant("x", "frspec"), url=url, process=process)
         judge: Any = SimpleNamespace(variant=Variant("y", "nospec"), url=judge_url, process=process)
-        return Soak(server, judge, count, bound=0.1, say=lambda line: None).run()
+        return Soak(server, judge, count, 0.1, lambda line: None, deadline).run()
 
 
 def test_a_good_run_has_no_fault(monkeypatch):
@@ -323,7 +324,21 @@ def test_a_good_run_has_no_fault(monkeypatch):
     assert sum(report.kinds.values()) == 60
     assert 0 < report.aborted <= report.kinds["abort"]
     assert report.scored_tokens > 500
+    assert report.good
     assert [memory.done for memory in report.memory] == [7, 14, 21, 28, 35, 42, 49, 56]
+
+
+def test_requests_that_come_too_late_are_not_sent_and_said(monkeypatch):
+    target = Target()
+    now = itertools.count()
+    monkeypatch.setattr(soak.time, "monotonic", lambda: float(next(now)))
+    report = soak_run(monkeypatch, target, deadline=20.0)
+    assert 0 < report.unsent < 60
+    assert sum(report.kinds.values()) == 60 - report.unsent
+    # One asks the server whether it still answers.
+    assert target.asked == 60 - report.unsent + 1
+    assert not report.good
+    assert f"NOT SENT, for lack of time: {report.unsent}" in report.text()
 
 
 def test_one_wrong_token_and_one_refused_request_are_found(monkeypatch):
