@@ -43,7 +43,7 @@ CHAIN = ("4", "1", "5")
 ARMS = {
     "plain": None, "fixed": TREE, "drawn": TREE, "fixed-chain": CHAIN, "drawn-chain": CHAIN,
 }  # fmt: skip
-KINDS_EACH = 250  # replies of a kind in one request to the server
+KINDS_EACH = 100  # replies of a kind in one request to the server
 REPLY_TOKENS, SEEDED_TOKENS, COMPANY = 64, 24, 16
 MAP_SIZE = 32768
 
