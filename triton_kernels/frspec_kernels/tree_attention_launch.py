@@ -25,8 +25,8 @@ class TreeAttentionConfig:
     num_warps: int
     num_stages: int
     programs_per_sm: int  # slots that the splits of all requests share, per SM
-    step: int = 1  # whole tiles that a program takes at once
-    min_tiles: int = 1  # a split is not cut below this many steps
+    wide_from: int = 0  # a split of this many whole tiles takes two at once, but for windows
+    min_tiles: int = 1  # a split is not cut below this many tiles
     prefetch: bool = False  # read a tile's page-table entries one tile ahead
     merge_block_s: int = 8  # parts that a merge program reads at once
     merge_block_r: int = 1  # rows of a merge program
@@ -34,6 +34,7 @@ class TreeAttentionConfig:
 
 
 MERGE_WARPS_PER_SM = 32
+WIDE_FROM = 24  # tiles of 64 keys
 H200_SHARED = 227 << 10  # bytes of shared memory that a program may have
 A100_SHARED = 163 << 10
 AMD_SHARED = 64 << 10
@@ -53,25 +54,27 @@ def launch_config(
     SM hide each other's latencies, but leave twice the parts to merge: worth it for several
     requests, not for one. A merge in one warp needs no barriers; for one request it reads all parts
     at once, the 16 or 8 slots of 132 SMs with 8 KV heads. Four warps are better only where the
-    merge mostly finds nothing split: many rows of several requests. Many rows take 128 keys at
-    once where three stages of them fit and a cache of another type than the queries' does not pass
-    through registers (``converts``). Wide heads, and GPUs with less shared memory, take what
-    fits without spills; they were not timed.
+    merge mostly finds nothing split: many rows of several requests. Long splits take 128 keys at
+    once, where three stages of them fit and a cache of another type than the queries' does not pass
+    through registers (``converts``). Wide heads, and GPUs with less shared memory, take what fits
+    without spills; they were not timed.
     """
     small = shared_memory <= AMD_SHARED
     if head_dim > 128:
         shape = (64, 32, 8, 2) if small else (128, 64, 8, 2)
         return TreeAttentionConfig(*shape, programs_per_sm=1, prefetch=True)
     stages = 2 if small else 3
+    wide = WIDE_FROM if shared_memory >= H200_SHARED and not converts else 0
     if rows <= 64 and batch == 1:
-        return TreeAttentionConfig(64, 64, 4, stages, 1, prefetch=True, merge_block_s=16)
+        return TreeAttentionConfig(
+            64, 64, 4, stages, 1, wide_from=wide, prefetch=True, merge_block_s=16
+        )
     if rows <= 64:
         return TreeAttentionConfig(64, 64, 4, stages, 2, prefetch=True, merge_block_r=2)
-    step = 2 if shared_memory >= H200_SHARED and not converts else 1
     if batch == 1:
-        return TreeAttentionConfig(128, 64, 8, stages, 1, step=step, prefetch=True)
+        return TreeAttentionConfig(128, 64, 8, stages, 1, wide_from=wide, prefetch=True)
     merge = {"merge_block_s": 16, "merge_block_r": 2, "merge_warps": 4}
-    return TreeAttentionConfig(128, 64, 8, stages, 1, step=step, prefetch=True, **merge)
+    return TreeAttentionConfig(128, 64, 8, stages, 1, wide_from=wide, prefetch=True, **merge)
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,6 @@ def _common_spec(config: TreeAttentionConfig, dim: int, options: dict[str, Any])
         "HAS_LENS": False,
         "USE_PDL": False,
         "BLOCK_N": config.block_n,
-        "STEP": config.step,
         "BLOCK_DV": triton.next_power_of_2(dim),
         **OPTIONS,
         **options,
@@ -221,6 +223,7 @@ def _split_spec(
         "PAGE_SIZE": page_size,
         "TREE_IN_CACHE": in_cache,
         "PREFETCH": config.prefetch,
+        "WIDE_FROM": 0 if "WINDOW_LEFT" in options else config.wide_from,
         "BLOCK_M": config.block_m,
         "BLOCK_D": triton.next_power_of_2(dim),
     }
