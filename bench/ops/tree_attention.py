@@ -47,17 +47,17 @@ SMALL_CASES = [
 def _configs(case: Case) -> list[TreeAttentionConfig]:
     """Shapes that compile without spills on sm_90; programs an SM that fit its shared memory."""
     shapes = [
-        (64, 32, 4, 4, 2, 0), (64, 64, 4, 2, 2, 0), (64, 64, 4, 3, 1, 0), (64, 64, 4, 3, 2, 0),
-        (64, 64, 4, 3, 1, 32), (64, 64, 8, 2, 1, 32),
+        (64, 32, 4, 4, 2, 1), (64, 64, 4, 2, 2, 1), (64, 64, 4, 3, 1, 1), (64, 64, 4, 3, 2, 1),
+        (64, 64, 4, 2, 1, 2), (64, 64, 8, 2, 1, 2),
     ]  # fmt: skip
     if case["nodes"] > 16:
         shapes += [
-            (128, 32, 8, 4, 1, 0), (128, 64, 8, 3, 1, 0), (128, 64, 8, 3, 1, 16),
-            (128, 64, 8, 3, 1, 32), (128, 128, 8, 3, 1, 0),
+            (128, 32, 8, 4, 1, 1), (128, 64, 8, 3, 1, 1), (128, 64, 8, 2, 1, 2),
+            (128, 64, 8, 3, 1, 2), (128, 128, 8, 3, 1, 1),
         ]  # fmt: skip
     return [
-        TreeAttentionConfig(m, n, warps, stages, per_sm, wide_from, min_tiles, prefetch)
-        for m, n, warps, stages, per_sm, wide_from in shapes
+        TreeAttentionConfig(m, n, warps, stages, per_sm, step, min_tiles, prefetch)
+        for m, n, warps, stages, per_sm, step in shapes
         for min_tiles, prefetch in product((1, 4), (False, True))
     ]
 

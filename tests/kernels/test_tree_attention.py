@@ -142,24 +142,25 @@ def test_every_configuration_is_right(config):
 
 @pytest.mark.parametrize("context", [0, 5, 32, 64, 150, 320])
 @pytest.mark.parametrize("nodes", [1, 12, 70])
-@pytest.mark.parametrize("wide_from", [0, 2])
-def test_whole_tiles_and_a_masked_tail(context, nodes, wide_from):
-    config = replace(SMALL, wide_from=wide_from)
-    run_and_check(Problem([context], [random_tree(nodes)]), config)
+@pytest.mark.parametrize("step", [1, 2])
+def test_whole_tiles_and_a_masked_tail(context, nodes, step):
+    run_and_check(Problem([context], [random_tree(nodes)]), replace(SMALL, step=step))
 
 
-@pytest.mark.parametrize(("window", "wide_from"), [(-1, 0), (-1, 2), (20, 2), (64, 0), (100, 0)])
-def test_windows_over_several_requests(window, wide_from):
+@pytest.mark.parametrize("window", [-1, 20, 64, 100])
+@pytest.mark.parametrize("step", [1, 2])
+def test_windows_over_several_requests(window, step):
     problem = Problem([150, 3, 64], [random_tree(12), random_tree(5), chain(3)], in_cache=True)
-    run_and_check(problem, replace(SMALL, wide_from=wide_from), window_left=window)
+    run_and_check(problem, replace(SMALL, step=step), window_left=window)
 
 
 @triton.jit
 def _plan_kernel(
-    indptr, keys, out, batch, slots, min_tiles, N: tl.constexpr, B: tl.constexpr
+    indptr, keys, out, batch, slots, min_tiles, N: tl.constexpr, STEP: tl.constexpr,
+    B: tl.constexpr,
 ):  # fmt: skip
     splits, program, part = plan_splits(
-        indptr, indptr, keys, batch, slots, min_tiles, -1, False, N, B
+        indptr, indptr, keys, batch, slots, min_tiles, -1, False, N, STEP, B
     )
     offs = tl.arange(0, B)
     tl.store(out + offs, splits)
@@ -168,9 +169,9 @@ def _plan_kernel(
 
 
 @triton.jit
-def _tiles_kernel(out, splits, whole, tail):
+def _tiles_kernel(out, splits, whole, tail, STEP: tl.constexpr):
     for split in range(splits):
-        first, last, tail_first, tail_last = split_tiles(split, splits, whole, tail)
+        first, last, tail_first, tail_last = split_tiles(split, splits, whole, tail, STEP)
         tl.store(out + 4 * split, first)
         tl.store(out + 4 * split + 1, last)
         tl.store(out + 4 * split + 2, tail_first)
@@ -182,30 +183,34 @@ def _tiles_kernel(out, splits, whole, tail):
     nodes=st.integers(0, 100),
     slots=st.integers(1, 70),
     min_tiles=st.integers(1, 4),
+    step=st.integers(1, 3),
 )
 @settings(max_examples=40 if not CUDA else 300, deadline=None)
-def test_plan_covers_every_tile_once_within_grid_and_workspace(lengths, nodes, slots, min_tiles):
+def test_plan_covers_every_tile_once_within_grid_and_workspace(
+    lengths, nodes, slots, min_tiles, step
+):
     batch = len(lengths)
     indptr = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
     keys = torch.arange(batch + 1, device=DEVICE).int() * nodes
     block = triton.next_power_of_2(batch)
     out = torch.full((3, block), -1, dtype=torch.int32, device=DEVICE)
-    _plan_kernel[(1,)](indptr, keys, out, batch, slots, min_tiles, N=32, B=block)
+    _plan_kernel[(1,)](indptr, keys, out, batch, slots, min_tiles, N=32, STEP=step, B=block)
     splits, program, part = out[:, :batch].tolist()
     parts = 0
     for b, length in enumerate(lengths):
         whole, tail = length // 32, (length % 32 > 0) + -(-nodes // 32)
         assert splits[b] >= 1
-        assert splits[b] == 1 or splits[b] * min_tiles <= whole + tail
+        assert splits[b] == 1 or splits[b] * min_tiles <= whole // step + tail
         assert program[b] == sum(splits[:b])
         assert part[b] == parts
         parts += splits[b] if splits[b] > 1 else 0
         tiles = torch.full((splits[b], 4), -1, dtype=torch.int32, device=DEVICE)
-        _tiles_kernel[(1,)](tiles, splits[b], whole, tail)
+        _tiles_kernel[(1,)](tiles, splits[b], whole, tail, STEP=step)
         for first, count in ((0, whole), (2, tail)):
             begin, end = tiles[:, first].tolist(), tiles[:, first + 1].tolist()
             taken = [t for i, j in zip(begin, end, strict=True) for t in range(i, j)]
             assert taken == list(range(count))
+        assert all(i % step == 0 for i in tiles[:, 0].tolist() if i < whole)
     config = TreeAttentionConfig(16, 32, 1, 1, slots)
     shape = LaunchShape.of(config, batch=batch, kv_heads=1, rows=1, sm_count=1)
     assert sum(splits) <= shape.grid[2]

@@ -9,9 +9,12 @@ number of slots; each program recomputes the same plan from the lengths on the d
 captured launch serves any lengths:
 
     weight_b = whole_b + 2 tail_b
-    splits_b = clamp(round(slots * weight_b / sum(weight)), 1, floor(tiles_b / min_tiles))
+    steps_b = floor(whole_b / STEP) + tail_b
+    splits_b = clamp(round(slots * weight_b / sum(weight)), 1, floor(steps_b / min_tiles))
 
-Split ``s`` of ``S`` takes the tiles that begin in ``[s, s + 1) * weight_b / S``.
+Split ``s`` of ``S`` takes the tiles that begin in ``[s, s + 1) * weight_b / S``, both ends rounded
+down to a multiple of STEP. A program takes STEP whole tiles at once: larger products, fewer turns.
+What is left of its whole tiles after that, less than STEP, goes with the masked ones.
 
 Rounding to the nearest keeps ``sum(splits) <= slots + B``, and requests that are really split use
 at most ``4/3 * slots`` parts (each such share is >= 1.5), which bounds the workspace for any batch.
@@ -42,6 +45,7 @@ def plan_splits(
     WINDOW_LEFT: tl.constexpr,
     HAS_LENS: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    STEP: tl.constexpr,
     BLOCK_B: tl.constexpr,
 ):
     """Per request: splits, first program, first part. The same in every program."""
@@ -61,7 +65,7 @@ def plan_splits(
     weight = tl.where(mask_b, tl.maximum(whole + TAIL_WEIGHT * tail, 1), 0)
     total = tl.maximum(tl.sum(weight, axis=0), 1)
     splits = (2 * weight * num_slots + total) // (2 * total)
-    splits = tl.maximum(tl.minimum(splits, (whole + tail) // min_tiles), 1)
+    splits = tl.maximum(tl.minimum(splits, (whole // STEP + tail) // min_tiles), 1)
     splits = tl.where(mask_b, splits, 0)
     parts = tl.where(splits > 1, splits, 0)
     first_program = tl.cumsum(splits, axis=0) - splits
@@ -77,11 +81,12 @@ def count_tiles(context, keys, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def split_tiles(split, splits, whole, tail):
+def split_tiles(split, splits, whole, tail, STEP: tl.constexpr):
     """First and last + 1 of a split's whole tiles, then of its tail's tiles."""
     weight = whole + TAIL_WEIGHT * tail
-    first = split * weight // splits
-    last = (split + 1) * weight // splits
+    first = split * weight // splits // STEP * STEP
+    last = (split + 1) * weight // splits // STEP * STEP
+    last = tl.where(split + 1 == splits, weight, last)
     tail_first = (tl.maximum(first - whole, 0) + TAIL_WEIGHT - 1) // TAIL_WEIGHT
     tail_last = (tl.maximum(last - whole, 0) + TAIL_WEIGHT - 1) // TAIL_WEIGHT
     return tl.minimum(first, whole), tl.minimum(last, whole), tail_first, tail_last
@@ -149,6 +154,7 @@ def merge_splits_kernel(
     HAS_SINKS: tl.constexpr,
     STORE_LSE: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    STEP: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -162,7 +168,7 @@ def merge_splits_kernel(
     # The plan reads what the splits' launch waited for, so it may run before they have finished.
     splits_b, _, first_part_b = plan_splits(
         kv_indptr_ptr, context_lens_ptr, key_indptr_ptr, batch, num_slots,
-        min_tiles, WINDOW_LEFT, HAS_LENS, BLOCK_N, BLOCK_B,
+        min_tiles, WINDOW_LEFT, HAS_LENS, BLOCK_N, STEP, BLOCK_B,
     )  # fmt: skip
     offs_b = tl.arange(0, BLOCK_B)
     mask_b = offs_b < batch

@@ -116,8 +116,6 @@ def tree_attention(
         "sm_scale": sizes.head_dim**-0.5 if sm_scale is None else sm_scale,
         "logit_cap": logit_cap,
         "HAS_CAP": logit_cap > 0,
-        # The depths of a window take the registers that wide tiles need.
-        "WIDE_FROM": config.wide_from if window_left < 0 else 0,
     }
     tree_attention_kernel[launch.grid](
         **common, **scores, **_key_arguments(q, context, tree, config)
@@ -200,6 +198,7 @@ def _common_arguments(
         "HAS_LENS": context.lengths is not None,
         "BLOCK_B": _block_b(tree.batch),
         "BLOCK_N": config.block_n,
+        "STEP": config.step,
         "BLOCK_DV": triton.next_power_of_2(sizes.head_dim_v),
         **pdl_options(tree.mask.device),
     }

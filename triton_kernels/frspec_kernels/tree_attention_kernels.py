@@ -27,10 +27,10 @@ from frspec_kernels.tree_attention_loads import (
     capped,
     in_registers,
     load_either,
+    load_rows,
     page_slots,
     tree_visible,
 )
-from frspec_kernels.tree_attention_tiles import whole_tiles
 
 
 @triton.jit(
@@ -101,7 +101,7 @@ def tree_attention_kernel(
     BLOCK_B: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    WIDE_FROM: tl.constexpr,
+    STEP: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
@@ -114,7 +114,7 @@ def tree_attention_kernel(
         gdc_launch_dependents()  # only now: the merge plans from what this launch waited for
     splits, first_program, first_part = plan_splits(
         kv_indptr_ptr, context_lens_ptr, key_indptr_ptr, batch, num_slots,
-        min_tiles, WINDOW_LEFT, HAS_LENS, BLOCK_N, BLOCK_B,
+        min_tiles, WINDOW_LEFT, HAS_LENS, BLOCK_N, STEP, BLOCK_B,
     )  # fmt: skip
     request = tl.sum((first_program + splits <= program).to(tl.int32), axis=0)
     if request >= batch:
@@ -138,7 +138,7 @@ def tree_attention_kernel(
     whole, tail = count_tiles(length - first_key, keys, BLOCK_N)
     splits = pick(splits, request, BLOCK_B)
     split = program - pick(first_program, request, BLOCK_B)
-    first, last, tail_first, tail_last = split_tiles(split, splits, whole, tail)
+    first, last, tail_first, tail_last = split_tiles(split, splits, whole, tail, STEP)
 
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, BLOCK_D)
@@ -151,7 +151,6 @@ def tree_attention_kernel(
         mask=mask_m[:, None] & (offs_d < D)[None, :],
         other=0.0,
     )
-    depth = offs_m  # read when WINDOW_LEFT >= 0
     if WINDOW_LEFT >= 0:
         depth = tl.load(depths_ptr + node, mask=mask_m, other=0).to(tl.int32)
     indices_ptr = kv_indices_ptr + kv_start
@@ -161,31 +160,42 @@ def tree_attention_kernel(
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
 
+    KEYS: tl.constexpr = STEP * BLOCK_N
+    offs_k = tl.arange(0, KEYS)
+    left = (last - first) % STEP  # whole tiles that the loop over KEYS leaves
     lo = first_key + first * BLOCK_N
-    hi = first_key + last * BLOCK_N
-    middle = lo
-    if WIDE_FROM > 0:
-        if last - first >= WIDE_FROM:
-            middle = hi - (last - first) % 2 * BLOCK_N
-        acc, m_i, l_i = whole_tiles(
-            acc, m_i, l_i, q, k_head_ptr, v_head_ptr, indices_ptr, lo, middle, length, depth,
-            sm_scale * k_scale, logit_cap, stride_k_slot, stride_v_slot, D, DV, PAGE_SIZE,
-            WINDOW_LEFT, HAS_CAP, PREFETCH, 2 * BLOCK_N, BLOCK_D, BLOCK_DV,
-        )  # fmt: skip
-    acc, m_i, l_i = whole_tiles(
-        acc, m_i, l_i, q, k_head_ptr, v_head_ptr, indices_ptr, middle, hi, length, depth,
-        sm_scale * k_scale, logit_cap, stride_k_slot, stride_v_slot, D, DV, PAGE_SIZE,
-        WINDOW_LEFT, HAS_CAP, PREFETCH, BLOCK_N, BLOCK_D, BLOCK_DV,
-    )  # fmt: skip
-    # The tail: the rest of the context, then the tree's own keys.
+    hi = first_key + (last - left) * BLOCK_N
+    all_k = offs_k < KEYS
+    slots = page_slots(indices_ptr, lo + offs_k, lo + offs_k < hi, PAGE_SIZE)
+    for start in range(lo, hi, KEYS):
+        if PREFETCH:
+            ahead = start + KEYS + offs_k
+            next_slots = page_slots(indices_ptr, ahead, ahead < hi, PAGE_SIZE)
+        else:
+            slots = page_slots(indices_ptr, start + offs_k, all_k, PAGE_SIZE)
+        k = load_rows(k_head_ptr, slots, stride_k_slot, offs_d, all_k, D, False)
+        scores, scale = capped(
+            tl.dot(q, tl.trans(k.to(q.dtype))), sm_scale * k_scale, logit_cap, HAS_CAP
+        )
+        if WINDOW_LEFT >= 0:
+            distance = length - start - offs_k[None, :] + depth[:, None]
+            scores = tl.where(distance <= WINDOW_LEFT, scores, float("-inf"))
+        weights, alpha, m_i, l_i = softmax_weights(scores, scale, m_i, l_i, WINDOW_LEFT >= 0)
+        v = load_rows(v_head_ptr, slots, stride_v_slot, offs_dv, all_k, DV, False)
+        acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc * alpha[:, None])
+        if PREFETCH:
+            slots = next_slots
+    # What is left of the whole tiles, then the tail: the rest of the context, the tree's own keys.
     kt_head_ptr = k_tree_ptr + kv_head * stride_kt_head
     vt_head_ptr = v_tree_ptr + kv_head * stride_vt_head
     mask_row_ptr = mask_ptr + node * stride_mask
     rest = ((length - first_key) % BLOCK_N > 0).to(tl.int32)
     # What the compiler would move in front of this loop would fill registers in the one above.
-    for tile in tl.range(tail_first, tail_last, num_stages=1, disable_licm=True):
-        in_tree = tile >= rest
-        start = tl.where(in_tree, (tile - rest) * BLOCK_N, first_key + whole * BLOCK_N)
+    for turn in tl.range(0, left + tail_last - tail_first, num_stages=1, disable_licm=True):
+        tile = tail_first + turn - left
+        in_tree = (turn >= left) & (tile >= rest)
+        in_context = tl.where(turn < left, hi + turn * BLOCK_N, first_key + whole * BLOCK_N)
+        start = tl.where(in_tree, (tile - rest) * BLOCK_N, in_context)
         mask_n = start + offs_n < tl.where(in_tree, keys, length)
         if not in_tree:
             rows_n = page_slots(indices_ptr, start + offs_n, mask_n, PAGE_SIZE).to(tl.int64)

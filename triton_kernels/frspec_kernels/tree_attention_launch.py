@@ -25,8 +25,8 @@ class TreeAttentionConfig:
     num_warps: int
     num_stages: int
     programs_per_sm: int  # slots that the splits of all requests share, per SM
-    wide_from: int = 0  # a split of this many whole tiles takes two at once, but for windows
-    min_tiles: int = 1  # a split is not cut below this many tiles
+    step: int = 1  # whole tiles that a program takes at once
+    min_tiles: int = 1  # a split is not cut below this many steps
     prefetch: bool = False  # read a tile's page-table entries one tile ahead
     merge_block_s: int = 8  # parts that a merge program reads at once
     merge_block_r: int = 1  # rows of a merge program
@@ -34,7 +34,6 @@ class TreeAttentionConfig:
 
 
 MERGE_WARPS_PER_SM = 32
-WIDE_FROM = 24  # tiles of 64 keys
 H200_SHARED = 227 << 10  # bytes of shared memory that a program may have
 A100_SHARED = 163 << 10
 AMD_SHARED = 64 << 10
@@ -54,27 +53,25 @@ def launch_config(
     SM hide each other's latencies, but leave twice the parts to merge: worth it for several
     requests, not for one. A merge in one warp needs no barriers; for one request it reads all parts
     at once, the 16 or 8 slots of 132 SMs with 8 KV heads. Four warps are better only where the
-    merge mostly finds nothing split: many rows of several requests. Long splits take 128 keys at
-    once, where three stages of them fit and a cache of another type than the queries' does not pass
-    through registers (``converts``). Wide heads, and GPUs with less shared memory, take what fits
-    without spills; they were not timed.
+    merge mostly finds nothing split: many rows of several requests. Those take 128 keys at once,
+    where three stages of them fit and a cache of another type than the queries' does not pass
+    through registers (``converts``); for one request that is slower below 32,768 tokens. Wide
+    heads, and GPUs with less shared memory, take what fits without spills; they were not timed.
     """
     small = shared_memory <= AMD_SHARED
     if head_dim > 128:
         shape = (64, 32, 8, 2) if small else (128, 64, 8, 2)
         return TreeAttentionConfig(*shape, programs_per_sm=1, prefetch=True)
     stages = 2 if small else 3
-    wide = WIDE_FROM if shared_memory >= H200_SHARED and not converts else 0
     if rows <= 64 and batch == 1:
-        return TreeAttentionConfig(
-            64, 64, 4, stages, 1, wide_from=wide, prefetch=True, merge_block_s=16
-        )
+        return TreeAttentionConfig(64, 64, 4, stages, 1, prefetch=True, merge_block_s=16)
     if rows <= 64:
         return TreeAttentionConfig(64, 64, 4, stages, 2, prefetch=True, merge_block_r=2)
     if batch == 1:
-        return TreeAttentionConfig(128, 64, 8, stages, 1, wide_from=wide, prefetch=True)
+        return TreeAttentionConfig(128, 64, 8, stages, 1, prefetch=True)
+    step = 2 if shared_memory >= H200_SHARED and not converts else 1
     merge = {"merge_block_s": 16, "merge_block_r": 2, "merge_warps": 4}
-    return TreeAttentionConfig(128, 64, 8, stages, 1, wide_from=wide, prefetch=True, **merge)
+    return TreeAttentionConfig(128, 64, 8, stages, 1, step=step, prefetch=True, **merge)
 
 
 @dataclass(frozen=True)
@@ -151,11 +148,17 @@ def compile_specs() -> list[CompileSpec]:
             _split_spec(config, 128, HAS_CAP=True, BLOCK_B=32),
         ]
     specs += [_split_spec(launch_config(*shape, 1, AMD_SHARED), shape[1]) for shape in shapes]
-    specs.append(_split_spec(launch_config(240, 128, 1, A100_SHARED), 128))
+    specs.append(_split_spec(launch_config(240, 128, 8, A100_SHARED), 128, BLOCK_B=32))
     specs += [_merge_spec(launch_config(64, dim), dim) for dim in (64, 96, 128, 256)]
     for rows, batch in ((64, 8), (240, 1), (240, 8)):
         config = launch_config(rows, 128, batch)
         specs.append(_merge_spec(config, 128, BLOCK_B=1 if batch == 1 else 32))
+    specs.append(_split_spec(launch_config(240, 128, 8), 128, BLOCK_B=32))
+    specs.append(_split_spec(launch_config(240, 128, 8), 128, BLOCK_B=32, HAS_CAP=True))
+    specs.append(_split_spec(launch_config(240, 128, 8), 128, in_cache=True, page_size=64))
+    specs.append(
+        _split_spec(launch_config(240, 128, 8), 128, WINDOW_LEFT=4095, HAS_SINKS=True, BLOCK_B=32)
+    )
     config = launch_config(64, 128, batch=8)
     specs.append(_merge_spec(config, 128, BLOCK_B=32, HAS_SINKS=True, STORE_LSE=True))
     return specs
@@ -168,6 +171,7 @@ def _common_spec(config: TreeAttentionConfig, dim: int, options: dict[str, Any])
         "HAS_LENS": False,
         "USE_PDL": False,
         "BLOCK_N": config.block_n,
+        "STEP": config.step,
         "BLOCK_DV": triton.next_power_of_2(dim),
         **OPTIONS,
         **options,
@@ -223,7 +227,6 @@ def _split_spec(
         "PAGE_SIZE": page_size,
         "TREE_IN_CACHE": in_cache,
         "PREFETCH": config.prefetch,
-        "WIDE_FROM": 0 if "WINDOW_LEFT" in options else config.wide_from,
         "BLOCK_M": config.block_m,
         "BLOCK_D": triton.next_power_of_2(dim),
     }
