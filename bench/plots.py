@@ -1,5 +1,6 @@
 """Time against a parameter of the cases: a line for each provider, its spread, and the floor."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#666666")
 MARKERS = "osD^vPX"
 PANELS_A_ROW = 3
+LABEL_ROOM = 0.12  # of the axis: what the label of a tick needs
 FLOOR_ROOM = 4  # a floor further than this below all times is cut off: it would squeeze the lines
 
 Times = Mapping[tuple[str, str], Row]  # by case id and provider
@@ -64,9 +66,10 @@ def _image(
     for ax in panels[: len(groups)]:
         artists, labels = ax.get_legend_handles_labels()
         handles |= dict(zip(labels, artists, strict=True))
+    names = [*(name for name in op.providers if name in handles), "floor"]
     figure.legend(
-        [*handles.values()],
-        [*handles],
+        [handles[name] for name in names],
+        names,
         loc="outside lower center",
         ncols=min(len(handles), 3 * columns),
         frameon=False,
@@ -90,14 +93,26 @@ def _panel(ax: "Axes", op: OpSpec, axis: str, cases: Sequence[Case], times: Time
     ax.set(xlabel=axis, ylabel="µs", xscale="log", yscale="log")
     fastest = min(row.us_p50 or 0.0 for case in cases for row in _of(case, times))
     ax.set_ylim(bottom=max(min(*floors, fastest), fastest / FLOOR_ROOM) * 0.8)
-    ax.set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize="small")
+    ax.set_xticks(ticks, _labels(ticks), fontsize="small")
     ax.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    bottom, top = ax.get_ylim()
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if top > 8 * bottom else range(1, 10)))
     ax.yaxis.set_major_formatter("{x:g}")
     ax.yaxis.set_minor_formatter("")
     ax.tick_params(axis="y", labelsize="small")
     ax.grid(alpha=0.3, linewidth=0.6)
     ax.spines[["top", "right"]].set_visible(False)
+
+
+def _labels(ticks: Sequence[float]) -> list[str]:
+    """A label for each of the ascending ``ticks`` of a logarithmic axis that has room for one."""
+    room = LABEL_ROOM * math.log(ticks[-1] / ticks[0])
+    labels, last = [], -math.inf
+    for tick in ticks:
+        fits = math.log(tick) - last >= room
+        labels.append(f"{tick:,}" if fits else "")
+        last = math.log(tick) if fits else last
+    return labels
 
 
 def _of(case: Case, times: Times) -> list[Row]:

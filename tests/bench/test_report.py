@@ -69,6 +69,12 @@ def test_no_plot_of_a_single_point(tmp_path):
     assert plots.draw(op, op.cases, [_row(1, "torch", 1.0)], tmp_path) == []
 
 
+def test_labels_that_would_overlap_are_left_out():
+    labels = plots._labels([8192, 16_384, 32_768, 128_256, 151_936])
+    assert labels == ["8,192", "16,384", "32,768", "128,256", ""]
+    assert plots._labels([1, 16]) == ["1", "16"]
+
+
 @pytest.mark.parametrize(
     ("touched", "copies"),
     [(16 << 10, 64), (60 << 20, 6), (300 << 20, 2), (40 << 30, 1)],
