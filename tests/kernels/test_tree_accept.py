@@ -155,6 +155,38 @@ def test_paths_stop_at_max_path():
     assert got.path_tokens.tolist() == [[3, 8]]
 
 
+@pytest.mark.parametrize("max_path", [1, 2, 3, 4, 5, 9])
+def test_a_path_longer_than_max_path_ends_after_its_first_nodes(max_path):
+    tokens = torch.tensor([[1, 2, 3, 4, 5], [1, 7, 2, 3, 4]], device=DEVICE)
+    parents = torch.tensor([[-1, 0, 1, 2, 3], [-1, 0, 0, 2, 3]], dtype=torch.int32, device=DEVICE)
+    target = torch.tensor([[2, 3, 4, 5, 6], [2, 9, 3, 8, 9]], device=DEVICE)
+    lens = torch.tensor([10, 20], device=DEVICE)
+    slots = torch.arange(100, 110, device=DEVICE)
+    memory = poison(tree.empty_accepted(2, 5, max_path, DEVICE, slots=True))
+    got = tree.accept_greedy(tokens, parents, target, lens, max_path, slots=slots, out=memory)
+    paths = [[0, 1, 2, 3, 4][:max_path], [5, 7, 8][:max_path]]
+    said = [[target.flatten()[node].item() for node in path] for path in paths]
+    rest = [max_path - len(path) for path in paths]
+    assert got.accept_index.tolist() == [p + [-1] * r for p, r in zip(paths, rest, strict=True)]
+    assert got.path_tokens.tolist() == [p + [0] * r for p, r in zip(said, rest, strict=True)]
+    assert got.accept_lens.tolist() == [len(path) for path in paths]
+    assert got.bonus_tokens.tolist() == [path[-1] for path in said]
+    assert got.new_seq_lens.tolist() == [10 + len(paths[0]), 20 + len(paths[1])]
+    on_path = {node for path in paths for node in path}
+    assert got.predicts.tolist() == [
+        token if node in on_path else 0 for node, token in enumerate(target.flatten().tolist())
+    ]
+    assert got.source_slots is not None
+    assert got.target_slots is not None
+    front = torch.arange(max_path).clamp(max=4)
+    for request, path in enumerate(paths):
+        home = [100 + 5 * request + place for place in front.tolist()]
+        assert got.target_slots[request].tolist() == home
+        moved = [100 + node for node in path]
+        assert got.source_slots[request].tolist() == moved + home[len(path) :]
+    assert_same(got, accept_greedy_reference(tokens, parents, target, lens, max_path, slots))
+
+
 def test_nothing_for_no_requests():
     tokens = torch.empty(0, 4, dtype=torch.int64, device=DEVICE)
     parents = torch.empty(0, 4, dtype=torch.int32, device=DEVICE)

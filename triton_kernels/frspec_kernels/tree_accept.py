@@ -37,7 +37,8 @@ def accept_greedy(
             ``[B * N, V]`` (float32, bf16 or fp16), whose argmax is taken in a launch of its own:
             the smaller id of equal logits, NaN above all.
         seq_lens: ``[B]`` tokens before the root, int64 or int32.
-        max_path: D, the deepest node's depth plus 1.
+        max_path: D, the most nodes of a path: the deepest node's depth plus 1. With less, a longer
+            path ends after its first D nodes, as if deeper ones were not in the tree.
         slots: ``[B * N]`` cache slots of the nodes, int64 or int32; gives the moves that bring the
             accepted path to the front. Read all sources before writing a target.
         argmax_keys: memory for the argmax, from :func:`empty_argmax_keys`.

@@ -87,12 +87,13 @@ def accept_greedy_kernel(
         target = key_token_id(tl.max(keys, axis=1)).to(tl.int32)
     root = node == 0
     agrees = (root | (inside & (token == tl.gather(target, parent, 0)))).to(tl.int32)
-    accepted, depth = agrees, node * 0
+    # From the root alone: step i reaches depth i, so nodes from depth D on are never accepted.
+    accepted, depth = root.to(tl.int32), node * 0
     for _ in range(D - 1):
         accepted = agrees & tl.gather(accepted, parent, 0)
         depth = tl.where(root, 0, tl.gather(depth, parent, 0) + 1)
     count = tl.sum(accepted, axis=0)
-    on_path = (accepted != 0) & (depth < D)
+    on_path = accepted != 0
     tl.store(predicts_ptr + at, tl.where(on_path, target, 0), mask=inside)
     tl.store(accept_lens_ptr + request, count)
     tl.store(new_seq_lens_ptr + request, tl.load(seq_lens_ptr + request).to(tl.int64) + count)

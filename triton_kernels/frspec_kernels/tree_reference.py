@@ -119,7 +119,9 @@ def accept_greedy_reference(
     parent = parents.clamp(min=0).long()
     agrees = tokens == target.gather(1, parent)
     agrees[:, 0] = True
-    accepted, depth = agrees.clone(), torch.zeros_like(tokens)
+    depth = torch.zeros_like(tokens)
+    accepted = depth.bool()
+    accepted[:, 0] = True  # step i reaches depth i: none from depth max_path on is accepted
     for _ in range(max_path - 1):
         accepted = agrees & accepted.gather(1, parent)
         depth = (depth.gather(1, parent) + 1).where(parents >= 0, 0)
