@@ -54,21 +54,20 @@ class DrawnProposals:
         self._stays = True
 
     def _allocate(self, requests: int) -> None:
-
-        def empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        def zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(size, dtype=dtype, device=self.device)
 
         self.capacity = requests
-        self._temperatures = empty(requests)
-        self._seeds = empty(requests, dtype=torch.int64)
-        self._seq_lens = empty(requests, dtype=torch.int64)
+        self._temperatures = zeros(requests)
+        self._seeds = zeros(requests, dtype=torch.int64)
+        self._seq_lens = zeros(requests, dtype=torch.int64)
         self._levels: list[_Level] = []
         for depth in range(self.shape.steps):
             rows = requests * (self.shape.top_k if depth else 1)
-            ids = empty(rows, self.width, dtype=torch.int64)
-            best = TopK(empty(rows, self.width), ids, empty(rows))
-            tokens = empty(rows, self.shape.top_k, dtype=torch.int64)
-            children = Children(tokens, empty(rows, self.shape.top_k), empty(rows, self.width))
+            ids = zeros(rows, self.width, dtype=torch.int64)
+            best = TopK(zeros(rows, self.width), ids, zeros(rows))
+            tokens = zeros(rows, self.shape.top_k, dtype=torch.int64)
+            children = Children(tokens, zeros(rows, self.shape.top_k), zeros(rows, self.width))
             self._levels.append(_Level(best, children))
 
     def begin(

@@ -3,7 +3,6 @@
 The map is checked against the model's configuration and tokenizer, before any weights are loaded.
 """
 
-import json
 import logging
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from sgl_frspec.maps import (
     read_vocabulary,
 )
 from sgl_frspec.maps.vocabulary import tokenizer_file
+from sgl_frspec.model_config import read_config
 from sgl_frspec.options import read_options
 
 logger = logging.getLogger(__name__)
@@ -70,14 +70,7 @@ def read_hot_ids(server_args: Any, *, announce: bool = False) -> FittedMap:
 
 def read_target(server_args: Any) -> Target:
     """Sizes and special ids of the served model, from its configuration and tokenizer files."""
-    from sglang.srt.utils.hf_transformers.config import get_config
-
-    config = get_config(
-        server_args.model_path,
-        trust_remote_code=server_args.trust_remote_code,
-        revision=server_args.revision,
-        model_override_args=json.loads(server_args.json_model_override_args or "{}"),
-    )
+    config = read_config(server_args, server_args.model_path, server_args.revision)
     text_config = config.get_text_config()
     eos = text_config.eos_token_id
     if eos is None:

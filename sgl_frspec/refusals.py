@@ -1,8 +1,8 @@
 """What FRSPEC cannot work with, refused in the launching process with the reason."""
 
-import json
 from typing import Any
 
+from sgl_frspec.model_config import read_config
 from sgl_frspec.options import OptionError, read_options
 
 NAME = "FRSPEC"
@@ -57,13 +57,10 @@ def refuse_rounding_by_batch(server_args: Any) -> None:
 
 
 def _refuse_unsupported_draft(server_args: Any) -> None:
-    from sglang.srt.utils.hf_transformers.config import get_config
-
-    config = get_config(
+    config = read_config(
+        server_args,
         server_args.speculative_draft_model_path,
-        trust_remote_code=server_args.trust_remote_code,
-        revision=server_args.speculative_draft_model_revision,
-        model_override_args=json.loads(server_args.json_model_override_args or "{}"),
+        server_args.speculative_draft_model_revision,
     )
     architecture = (config.architectures or ["an unnamed architecture"])[0]
     if "eagle3" in architecture.lower() or getattr(config, "draft_vocab_size", None):

@@ -7,6 +7,7 @@ at the temperature, top-k, an exponential race. Its random numbers are its own, 
 checked.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -45,13 +46,22 @@ def children_of(inputs: Inputs) -> int:
     return min(MOST_CHILDREN, inputs.k // 2)
 
 
-def _ours(inputs: Inputs) -> Thunk:
-    rows, device, k = inputs.hidden.shape[0], inputs.hidden.device, children_of(inputs)
+def _head(inputs: Inputs, k: int) -> Callable[[], TopK]:
+    """A pass over the head for each row's ``k`` best."""
+    rows, device = inputs.hidden.shape[0], inputs.hidden.device
     workspace = allocate_workspace(
         rows, *inputs.head.shape,
         dtype=inputs.hidden.dtype, device=device, head_dtype=inputs.head.dtype,
     )  # fmt: skip
-    best = allocate_output(rows, inputs.k, device)
+    out = allocate_output(rows, k, device)
+    return lambda: reduced_vocab_topk(
+        inputs.hidden, inputs.head, k, workspace=workspace, out=out, **inputs.options
+    )
+
+
+def _ours(inputs: Inputs) -> Thunk:
+    rows, device, k = inputs.hidden.shape[0], inputs.hidden.device, children_of(inputs)
+    head = _head(inputs, inputs.k)
     children = Children(
         poisoned(rows, k, dtype=torch.int64, device=device),
         poisoned(rows, k, dtype=torch.float32, device=device),
@@ -62,9 +72,7 @@ def _ours(inputs: Inputs) -> Thunk:
     lens = torch.full((1,), POSITION, device=device)
 
     def call() -> Proposals:
-        reduced_vocab_topk(
-            inputs.hidden, inputs.head, inputs.k, workspace=workspace, out=best, **inputs.options
-        )
+        best = head()
         draw_children(
             best.probs, best.token_ids, temperatures, seeds, lens, DEPTH,
             children=k, fixed=k - 1, out=children,
@@ -75,15 +83,7 @@ def _ours(inputs: Inputs) -> Thunk:
 
 
 def _greedy(inputs: Inputs) -> Thunk:
-    rows, device, k = inputs.hidden.shape[0], inputs.hidden.device, children_of(inputs)
-    workspace = allocate_workspace(
-        rows, *inputs.head.shape,
-        dtype=inputs.hidden.dtype, device=device, head_dtype=inputs.head.dtype,
-    )  # fmt: skip
-    out = allocate_output(rows, k, device)
-    return lambda: reduced_vocab_topk(
-        inputs.hidden, inputs.head, k, workspace=workspace, out=out, **inputs.options
-    )
+    return _head(inputs, children_of(inputs))
 
 
 def _torch(inputs: Inputs) -> Thunk:

@@ -22,6 +22,7 @@ from bench.serving.verify_text import describe as describe_verdict
 from bench.serving.verify_text import judge
 from sgl_frspec.maps import load_token_map
 from sgl_frspec.maps.commands.arguments import parse_size
+from sgl_frspec.maps.files import atomic_file
 from sgl_frspec.maps.torch_files import torch_file_bytes
 
 FULL = "full"
@@ -129,9 +130,8 @@ class MapSizeRun:
 
     def _record(self, key: str, value: object) -> None:
         self.results[key] = value
-        part = self.args.out / f"{RESULTS}.part"
-        part.write_text(json.dumps(self.results, indent=1) + "\n")
-        part.replace(self.args.out / RESULTS)
+        with atomic_file(self.args.out / RESULTS) as file:
+            file.write(f"{json.dumps(self.results, indent=1)}\n".encode())
 
     def _say_accept(self, accept: Mapping[str, Mapping[str, float]]) -> None:
         lines = [

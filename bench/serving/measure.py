@@ -1,14 +1,17 @@
 """Decode times of several running servers, which take turns."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeVar
 
 from bench.serving import client
 from bench.serving.client import Answer
 from bench.serving.prompts import Prompts, Workload
 from bench.serving.servers import Server
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,20 +69,43 @@ def take_turns(
     """
     texts = prompts.of(workload)
     samples: dict[str, list[Sample]] = {server.variant.name: [] for server in servers}
+
+    def sample_of(server: Server) -> Sample:
+        return _sample(server, workload, texts, prompts, lengths)
+
+    for turn, name, sample in in_turns(servers, alternations, sample_of, on_turn):
+        if turn:  # the first fills the prefix cache, and compiles
+            samples[name].append(sample)
+        elif sample.wrong:
+            on_turn(f"{name}: {sample.wrong} of {workload.batch} WRONG")
+    return samples
+
+
+def in_turns(
+    servers: Sequence[Server],
+    alternations: int,
+    take: Callable[[Server], T],
+    say: Callable[[str], None],
+    deadline: float = float("inf"),
+) -> Iterator[tuple[int, str, T]]:
+    """Turn number, variant name and what ``take`` gave, for A B C, C B A, A B C …
+
+    A server that fails is left out from then on. None begins after ``deadline``, by
+    ``time.monotonic()``, once all have had turns 0 and 1.
+    """
     working = list(servers)
     for turn in range(alternations + 1):
+        if turn > 1 and time.monotonic() > deadline:
+            say(f"time limit after {turn - 1} of {alternations} turns")
+            return
         for server in list(working if turn % 2 else reversed(working)):
             try:
-                sample = _sample(server, workload, texts, prompts, lengths)
+                taken = take(server)
             except client.RequestFailedError as error:
                 working.remove(server)
-                on_turn(f"{server.variant.name} FAILED: {error}\n{server.process.log_tail()}")
+                say(f"{server.variant.name} FAILED: {error}\n{server.process.log_tail()}")
                 continue
-            if turn:  # the first fills the prefix cache, and compiles
-                samples[server.variant.name].append(sample)
-            elif sample.wrong:
-                on_turn(f"{server.variant.name}: {sample.wrong} of {workload.batch} WRONG")
-    return samples
+            yield turn, server.variant.name, taken
 
 
 def _sample(
@@ -95,7 +121,7 @@ def _sample(
     if wrong is not None:
         wrong += prompts.wrong(workload, short) or 0
     more = sum(len(answer.ids) for answer in long) - sum(len(answer.ids) for answer in short)
-    rounds = max(map(_rounds, long)) - max(map(_rounds, short))
+    rounds = most_rounds(long) - most_rounds(short)
     return Sample(long_ms - short_ms, rounds, more, accept_length(long), wrong)
 
 
@@ -103,6 +129,11 @@ def _timed(server: Server, texts: list[list[int]], new_tokens: int) -> tuple[flo
     began = time.perf_counter()
     answers = client.generate(server.url, texts, new_tokens)
     return (time.perf_counter() - began) * 1e3, answers
+
+
+def most_rounds(answers: Sequence[Answer]) -> int:
+    """Rounds that a batch took: those of the request that takes most."""
+    return max(map(_rounds, answers))
 
 
 def _rounds(answer: Answer) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.serving import client
 from bench.serving.client import Answer
-from bench.serving.measure import Lengths
+from bench.serving.measure import Lengths, in_turns, most_rounds
 from bench.serving.servers import Server
 
 Domains = Mapping[str, Sequence[list[int]]]
@@ -84,7 +84,7 @@ class Asking:
         for group in groups:
             short_ms, short = self._timed(server, group, self.lengths.short)
             long_ms, long = self._timed(server, group, self.lengths.long)
-            more = _rounds(long) - _rounds(short)
+            more = most_rounds(long) - most_rounds(short)
             if more > 0:  # else all ended before the short answers did
                 ms, rounds = ms + long_ms - short_ms, rounds + more
                 tokens += sum(len(a.ids) for a in long) - sum(len(a.ids) for a in short)
@@ -112,11 +112,6 @@ class Turn:
         return self.ms / self.rounds if self.rounds else float("nan")
 
 
-def _rounds(answers: Sequence[Answer]) -> int:
-    """Rounds that a batch took: those of the request that takes most."""
-    return max(answer.cycles or len(answer.ids) - 1 for answer in answers)
-
-
 def take_turns(
     servers: Sequence[Server],
     asking: Asking,
@@ -131,18 +126,11 @@ def take_turns(
     ``time.monotonic()``, once all have one turn.
     """
     taken: dict[str, list[Turn]] = {server.variant.name: [] for server in servers}
-    working = list(servers)
-    for i in range(alternations + 1):
-        if i > 1 and time.monotonic() > deadline:
-            say(f"time limit after {i - 1} of {alternations} turns")
-            break
-        for server in list(working if i % 2 else reversed(working)):
-            try:
-                turn = asking.turn(server, groups)
-            except client.RequestFailedError as error:
-                working.remove(server)
-                say(f"{server.variant.name} FAILED: {error}\n{server.process.log_tail()}")
-                continue
-            if i:
-                taken[server.variant.name].append(turn)
+
+    def turn_of(server: Server) -> Turn:
+        return asking.turn(server, groups)
+
+    for i, name, turn in in_turns(servers, alternations, turn_of, say, deadline):
+        if i:
+            taken[name].append(turn)
     return {name: turns for name, turns in taken.items() if turns}

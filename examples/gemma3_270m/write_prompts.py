@@ -10,6 +10,7 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from examples.gemma3_270m.prompts import held_out
+from sgl_frspec.maps.files import atomic_file
 
 
 def main() -> None:
@@ -22,9 +23,8 @@ def main() -> None:
     arguments = parser.parse_args()
     contexts = held_out(AutoTokenizer.from_pretrained(arguments.model))
     lines = [json.dumps({"domain": c.domain, "ids": c.ids}) for c in contexts]
-    part = arguments.out.with_name(arguments.out.name + ".part")
-    part.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    part.replace(arguments.out)
+    with atomic_file(arguments.out) as file:
+        file.write("".join(f"{line}\n" for line in lines).encode())
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from examples.smollm2_135m.convert import CONVERSION
 from examples.smollm2_135m.demo import load_tokenizer
 from examples.smollm2_135m.prompts import chat_ids, eval_prompts
 from examples.smollm2_135m.serving import DRAFT, MODEL, TOKEN_MAP, free_port, sample
+from sgl_frspec.maps.files import atomic_file
 from sgl_frspec.serve import server_command
 from sgl_frspec.server_process import ServerError, ServerProcess
 
@@ -73,9 +74,8 @@ class Outcome:
 
     def write(self) -> None:
         """Replace the file."""
-        part = self._path.with_suffix(".part")
-        part.write_text(json.dumps(self.found), encoding="utf-8")
-        part.replace(self._path)
+        with atomic_file(self._path) as file:
+            file.write(json.dumps(self.found).encode())
 
 
 def ask_first_tokens(url: str, prompts: list[list[int]], requests: int, outcome: Outcome) -> None:

@@ -18,6 +18,7 @@ class Part:
         nbytes, flops: moved and done.
         seconds: the floor.
         expected_s: floor and starts of the kernels.
+        products: matrix products launched.
         memory_bound: whether bytes take the most of it, not operations or starts.
     """
 
@@ -27,6 +28,7 @@ class Part:
     flops: float
     seconds: float
     expected_s: float
+    products: int
     memory_bound: bool
 
 
@@ -56,6 +58,7 @@ class _Work:
     flops: float = 0.0
     floor_s: float = 0.0
     start_s: float = 0.0
+    products: int = 0
 
 
 class Ledger:
@@ -95,6 +98,7 @@ class Ledger:
         start = products * self._device.product_start_s + kernels * self._device.kernel_s
         start += max(0.0, row_bytes / self._device.block_bytes_per_s - floor)
         work.start_s += runs * start
+        work.products += runs * products
 
     def close(self) -> CycleCost:
         """Everything that was added."""
@@ -110,5 +114,6 @@ class Ledger:
             flops=work.flops,
             seconds=work.floor_s,
             expected_s=work.floor_s + work.start_s,
+            products=work.products,
             memory_bound=streaming > max(multiplying, work.start_s),
         )

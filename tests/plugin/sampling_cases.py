@@ -1,5 +1,5 @@
 # ruff: noqa: TID251 (these run where SGLang is)
-"""Acceptance and drawn drafts behind SGLang's calls, on the CPU; ``test_sampling.py`` runs this."""
+"""Acceptance and drawn drafts behind SGLang's calls, on the CPU; ``test_round.py`` runs this."""
 
 import math
 from types import SimpleNamespace

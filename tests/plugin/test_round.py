@@ -1,4 +1,4 @@
-"""The pieces of a round, tested in a process with SGLang."""
+"""The pieces of a round, greedy and sampled, tested in a process with SGLang."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.plugin.run_cases import case_names, complaints
 
-CASES = [Path(__file__).parent / "round_cases.py"]
+CASES = [Path(__file__).parent / name for name in ("round_cases.py", "sampling_cases.py")]
 
 
 @pytest.fixture(scope="module")

@@ -22,13 +22,13 @@ Graph-safe when ``workspace`` and ``out`` are given: no allocation, no synchroni
 import torch
 from torch import Tensor
 
+from frspec_kernels.devices import check_devices
 from frspec_kernels.reduced_topk_args import (
     FinalNorm,
     HeadInputs,
     TopK,
     Workspace,
     allocate_output,
-    check_device,
     check_inputs,
     check_output,
     check_tensor,
@@ -223,7 +223,7 @@ def reduced_vocab_topk_shard(
     if out is None:
         out = torch.empty(inputs.rows, k + 1, dtype=torch.int64, device=hidden.device)
     check_tensor("out", out, (inputs.rows, k + 1), (torch.int64,))
-    check_device("out", out, hidden.device)
+    check_devices(hidden.device, out=out)
     if not out.is_contiguous():
         raise ValueError(f"out has strides {out.stride()}; make it contiguous")
     if inputs.rows:

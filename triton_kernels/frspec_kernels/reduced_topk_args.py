@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from frspec_kernels.devices import check_devices
+
 MAX_K = 64
 NARROW_DTYPES = (torch.float8_e4m3fn, torch.int8)
 HIDDEN_DTYPES = (torch.bfloat16, torch.float16)
@@ -112,7 +114,7 @@ def check_inputs(inputs: HeadInputs, k: int) -> None:
         )
     if inputs.norm is not None:
         _check_norm(inputs.norm, hidden)
-    _check_devices(inputs)
+    _check_all_devices(inputs)
 
 
 @cache
@@ -130,20 +132,12 @@ def _check_norm(norm: FinalNorm, hidden: Tensor) -> None:
         check_tensor("norm.residual", norm.residual, tuple(hidden.shape), floats)
 
 
-def _check_devices(inputs: HeadInputs) -> None:
-    *tensors, norm = inputs
-    named = list(zip(inputs._fields, tensors, strict=False))
+def _check_all_devices(inputs: HeadInputs) -> None:
+    tensors = inputs._asdict()
+    norm = tensors.pop("norm")
     if norm is not None:
-        named += [("norm.weight", norm.weight), ("norm.residual", norm.residual)]
-    for name, tensor in named:
-        if tensor is not None:
-            check_device(name, tensor, inputs.hidden.device)
-
-
-def check_device(name: str, tensor: Tensor, device: torch.device) -> None:
-    """All tensors of a call are on one device."""
-    if tensor.device != device:
-        raise ValueError(f"{name} is on {tensor.device}; move it to {device}")
+        tensors |= {"norm.weight": norm.weight, "norm.residual": norm.residual}
+    check_devices(inputs.hidden.device, **tensors)
 
 
 def check_workspace(workspace: Workspace, inputs: HeadInputs) -> None:
@@ -159,7 +153,7 @@ def check_workspace(workspace: Workspace, inputs: HeadInputs) -> None:
                 f"workspace.{name} has strides {tensor.stride()}; make it contiguous, as "
                 "allocate_workspace does"
             )
-        check_device(f"workspace.{name}", tensor, inputs.hidden.device)
+        check_devices(inputs.hidden.device, **{f"workspace.{name}": tensor})
 
 
 def check_output(out: TopK, rows: int, k: int, device: torch.device) -> None:
@@ -169,5 +163,4 @@ def check_output(out: TopK, rows: int, k: int, device: torch.device) -> None:
     check_tensor("out.lse", out.lse, (rows,), (torch.float32,))
     if not (out.probs.is_contiguous() and out.token_ids.is_contiguous()):
         raise ValueError("out.probs and out.token_ids must be contiguous")
-    for name, tensor in zip(out._fields, out, strict=True):
-        check_device(f"out.{name}", tensor, device)
+    check_devices(device, **{f"out.{name}": tensor for name, tensor in out._asdict().items()})

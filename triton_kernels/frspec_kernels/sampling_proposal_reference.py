@@ -27,8 +27,7 @@ def draw_children_reference(
         return token_ids[:children].tolist(), q[:children].tolist(), q
     weights = probs.double() ** (1 / temperature)
     q = weights / weights.sum()
-    four = random.words(seed, token_ids // 4, position, random.DRAW, depth, branch)
-    word = four.gather(0, (token_ids % 4)[None])[0]
+    word = random.words_of_ids(seed, token_ids, position, random.DRAW, depth, branch)
     speeds = q / random.exponential(word)
     speeds[:fixed] = -1
     order = [*range(fixed), *speeds.argsort(descending=True)[: children - fixed].tolist()]
@@ -65,7 +64,9 @@ def draw_children_on_cpu(
     total = weights.sum(1, keepdim=True)
     q = torch.where(greedy | (total <= 0), weights, weights / total.clamp(min=1e-300))
     branch = (torch.arange(rows, device=probs.device) % lists)[:, None]
-    word = _words(each(seeds), token_ids, each(seq_lens), depth, branch)
+    word = random.words_of_ids(
+        each(seeds), token_ids, each(seq_lens.long()), random.DRAW, depth, branch
+    )
     order = -1.0 - torch.arange(width, device=probs.device)
     speeds = torch.where(greedy, q, q / random.exponential(word)).where(q > 0, order)
     speeds[:, :fixed] = torch.inf
@@ -76,14 +77,3 @@ def draw_children_on_cpu(
     left = q[:, fixed:].sum(1, keepdim=True) - drawn.cumsum(1) + drawn
     shares[:, fixed:] = torch.where(greedy, drawn, left.clamp(min=0))
     return Children(token_ids.gather(1, place), shares.float(), q.float())
-
-
-def _words(seeds: Tensor, ids: Tensor, positions: Tensor, depth: int, branch: Tensor) -> Tensor:
-    """One word for each id [rows, C]; the others are [rows, 1]."""
-    same = torch.zeros_like(ids)
-    counter = (
-        ids // 4, same + (positions.long() & 0xFFFFFFFF), same + (depth * 4 + random.DRAW),
-        same + branch,
-    )  # fmt: skip
-    four = random.philox(counter, (seeds & 0xFFFFFFFF, (seeds >> 32) & 0xFFFFFFFF))
-    return four.gather(0, (ids % 4)[None])[0]

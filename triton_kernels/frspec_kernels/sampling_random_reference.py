@@ -41,17 +41,32 @@ def _multiply(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
 
 
 def words(
-    seed: int, lane: Tensor, position: int, purpose: int, depth: int, branch: Tensor | int
+    seed: int | Tensor,
+    lane: Tensor,
+    position: int | Tensor,
+    purpose: int,
+    depth: int,
+    branch: int | Tensor,
 ) -> Tensor:
-    """int64 ``[4, ...]``, values in [0, 2**32), for an int64 ``lane``."""
+    """int64 ``[4, ...]``, values in [0, 2**32), for an int64 ``lane``.
+
+    ``seed``, ``position`` and ``branch`` may be int64 tensors that broadcast against it.
+    """
     same = torch.zeros_like(lane)
     counter = (lane, same + (position & _LOW), same + (depth * 4 + purpose), same + branch)
     return philox(counter, (seed & _LOW, (seed >> 32) & _LOW))
 
 
-def words_of_ids(seed: int, ids: Tensor, position: int, purpose: int, depth: int) -> Tensor:
+def words_of_ids(
+    seed: int | Tensor,
+    ids: Tensor,
+    position: int | Tensor,
+    purpose: int,
+    depth: int,
+    branch: int | Tensor = 0,
+) -> Tensor:
     """One word for each token id: int64 in the shape of ``ids``, values in [0, 2**32)."""
-    four = words(seed, ids // 4, position, purpose, depth, 0)
+    four = words(seed, ids // 4, position, purpose, depth, branch)
     return four.gather(0, (ids % 4)[None])[0]
 
 

@@ -30,6 +30,7 @@ B = 0 returns without a launch.
 import torch
 from torch import Tensor
 
+from .devices import check_devices
 from .pdl import pdl_options
 from .tree_accept import accept_greedy
 from .tree_args import (
@@ -40,7 +41,6 @@ from .tree_args import (
     Candidates,
     TreeShape,
     check_candidates,
-    check_devices,
     check_hidden,
     check_proposals,
     check_tensor,

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .devices import check_devices
 from .pdl import pdl_options
 from .tree_accept_kernels import accept_greedy_kernel, argmax_kernel
-from .tree_args import INDEX_TYPES, Accepted, check_accepted, check_devices, check_tensor
+from .tree_args import INDEX_TYPES, Accepted, check_accepted, check_tensor
 from .tree_buffers import empty_accepted, empty_argmax_keys
 from .tree_launch import ARGMAX_BLOCK, ARGMAX_WARPS, accept_constexprs, accept_warps, argmax_slices
 

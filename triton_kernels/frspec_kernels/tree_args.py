@@ -126,17 +126,6 @@ def check_tensor(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: tor
         )
 
 
-def check_devices(device: torch.device, **tensors: Tensor | None) -> None:
-    """All tensors of a call are on one device.
-
-    Raises:
-        ValueError: one is elsewhere.
-    """
-    for name, tensor in tensors.items():
-        if tensor is not None and tensor.device != device:
-            raise ValueError(f"{name} is on {tensor.device}; move it to {device}")
-
-
 def check_proposals(
     shape: TreeShape, step: int, batch: int, probs: Tensor, token_ids: Tensor
 ) -> None:

@@ -153,12 +153,13 @@ def compile_specs() -> list[CompileSpec]:
     for rows, batch in ((64, 8), (240, 1), (240, 8)):
         config = launch_config(rows, 128, batch)
         specs.append(_merge_spec(config, 128, BLOCK_B=1 if batch == 1 else 32))
-    specs.append(_split_spec(launch_config(240, 128, 8), 128, BLOCK_B=32))
-    specs.append(_split_spec(launch_config(240, 128, 8), 128, BLOCK_B=32, HAS_CAP=True))
-    specs.append(_split_spec(launch_config(240, 128, 8), 128, in_cache=True, page_size=64))
-    specs.append(
-        _split_spec(launch_config(240, 128, 8), 128, WINDOW_LEFT=4095, HAS_SINKS=True, BLOCK_B=32)
-    )
+    several = launch_config(240, 128, batch=8)
+    specs += [
+        _split_spec(several, 128, BLOCK_B=32),
+        _split_spec(several, 128, BLOCK_B=32, HAS_CAP=True),
+        _split_spec(several, 128, in_cache=True, page_size=64),
+        _split_spec(several, 128, WINDOW_LEFT=4095, HAS_SINKS=True, BLOCK_B=32),
+    ]
     config = launch_config(64, 128, batch=8)
     specs.append(_merge_spec(config, 128, BLOCK_B=32, HAS_SINKS=True, STORE_LSE=True))
     return specs
