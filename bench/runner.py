@@ -55,7 +55,7 @@ class CaseRun:
     Attributes:
         wanted: names of the providers, all if empty.
         effort: how long to measure.
-        on_phase: told ("check" | "capture" | "replay", provider) as each begins.
+        on_phase: told (phase, provider or "" for all) as each phase begins.
     """
 
     op: OpSpec
@@ -70,6 +70,7 @@ class CaseRun:
 
         Raises:
             ContextLostError: a provider broke the CUDA context; ``on_phase`` had its name.
+            CaptureBrokenError: so did one whose calls cannot be captured in a graph.
         """
         op = self.op
         chosen = {n: p for n, p in op.providers.items() if not self.wanted or n in self.wanted}
@@ -109,6 +110,7 @@ class CaseRun:
     def _times(self, providers: Mapping[str, Provider]) -> dict[str, timing.Timing | str]:
         touched = self.op.bytes(self.case)
         copies = timing.copies_for(touched, timing.l2_bytes())
+        self.on_phase("inputs", "")  # a failure here is no provider's
         inputs = [self.inputs(seed) for seed in range(copies)]
         thunks: dict[str, Sequence[Thunk]] = {}
         failed: dict[str, timing.Timing | str] = {}
@@ -128,7 +130,7 @@ class CaseRun:
     def _timed(self, row: Row, times: Mapping[str, timing.Timing | str]) -> Row:
         took, base = times[row.provider], times.get(self.op.baseline)
         if isinstance(took, str):
-            return replace(row, status="ERROR", note=f"not capturable in a CUDA graph: {took}")
+            return replace(row, status="ERROR", note=f"not timed: {took}")
         nbytes = (self.op.providers[row.provider].bytes or self.op.bytes)(self.case)
         floor = roofline.measure().floor_us(nbytes, self.op.flops(self.case))
         return replace(

@@ -1,7 +1,8 @@
 """Runs cases in a worker process and goes on in a new one when it dies, hangs or loses CUDA.
 
-An illegal address leaves a process unable to use the GPU, and a fault in a compiler or a library
-ends it. Whoever was running then gets a red row; the case runs again without it.
+An illegal address leaves a process unable to use the GPU, a capture that cannot be ended leaves
+PyTorch in it, and a fault in a compiler or a library ends the process. Whoever was running then
+gets a red row; the case runs again without it.
 """
 
 import json
@@ -74,9 +75,9 @@ class _Worker:
         if line is not None and line.endswith("\n"):  # a killed process leaves half a line
             return json.loads(line)
         status = self.process.wait()
-        if status == 0:
-            return {"end": ""}
-        return {"end": f"the process died of signal {-status}" if status < 0 else "it died"}
+        if status < 0:
+            return {"end": f"the process died of signal {-status}"}
+        return {"end": f"exit status {status}, its message is on standard error" if status else ""}
 
     def stop(self) -> None:
         self.process.kill()
@@ -158,14 +159,14 @@ class Supervisor:
                 begun = False
                 yield self._pending.popleft().rows([Row(**row) for row in event["rows"]])
             elif "lost" in event:
-                lost = f"broke the CUDA context: {event['lost']}"
+                lost = event["lost"]
             elif "out_of_time" in event or ("silent" in event and self._out_of_time()):
                 return
             elif begun:
                 yield from self._blame(phase, provider, lost or event["end"])
                 return
             elif self._pending:
-                raise WorkerFailedError(event["end"] or "it ended early")
+                raise WorkerFailedError(lost or event["end"] or "it ended early")
             else:
                 return
 

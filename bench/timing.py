@@ -54,6 +54,20 @@ class Timing:
     p80: float
 
 
+class CaptureBrokenError(Exception):
+    """PyTorch could not end a capture; nothing later in this process is to be relied on.
+
+    ``CUDAGraph.capture_end`` raises before it takes the random generator and the allocator out of
+    the capture, and ``torch.cuda.graph`` then leaves its stream the current one: the next
+    ``randn`` fails, and memory goes to a pool that nobody frees. Only a new process is in order.
+
+    Attributes:
+        provider: whose calls were captured.
+    """
+
+    provider = ""
+
+
 def copies_for(touched: float, l2_bytes: int) -> int:
     """How many sets of inputs rotate, if one call touches ``touched`` bytes."""
     wanted = math.ceil(L2_MULTIPLE * l2_bytes / max(touched, 1)) + 1
@@ -79,10 +93,28 @@ def _capture(thunks: Sequence[Thunk]) -> torch.cuda.CUDAGraph:
             thunk()
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = [thunk() for thunk in thunks]  # alive together: each call writes its own
-    del outputs
+    return _record(thunks)
+
+
+def _record(thunks: Sequence[Thunk]) -> torch.cuda.CUDAGraph:
+    """A graph of the calls.
+
+    Raises:
+        CaptureBrokenError: the capture could not be ended.
+        Exception: a call's own error, if the capture was ended all the same (out of memory, say).
+    """
+    graph, outputs, failed = torch.cuda.CUDAGraph(), [], None
+    try:
+        with torch.cuda.graph(graph):
+            try:
+                outputs += [thunk() for thunk in thunks]  # alive together: each writes its own
+            except Exception as error:  # the end of the capture tells what it has done
+                failed = error
+    except Exception as error:
+        cause = failed or error
+        raise CaptureBrokenError(f"{type(cause).__name__}: {cause}") from cause
+    if failed is not None:
+        raise failed
     return graph
 
 
@@ -155,6 +187,9 @@ def time_interleaved(
         touched: bytes that one call touches.
         effort: how long to measure.
         on_phase: told what begins, so that a crash has a name.
+
+    Raises:
+        CaptureBrokenError: a capture could not be ended; a new process must time the others.
     """
     l2 = l2_bytes()
     lanes: dict[str, _Lane] = {}
@@ -164,6 +199,9 @@ def time_interleaved(
         repeatable = (len(calls) - 1) * touched >= L2_MULTIPLE * l2
         try:
             lanes[name] = _Lane(calls, repeatable, effort.replay_us)
+        except CaptureBrokenError as error:
+            error.provider = name
+            raise
         except Exception as error:  # whatever a library raises; the others go on
             results[name] = f"{type(error).__name__}: {error}"
     on_phase("replay", "")

@@ -28,7 +28,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
-    """Exit status 0, 1 if an entry is broken, 2 for a bad request.
+    """Exit status 0, 1 if an entry is broken or a capture could not be ended, 2 for a bad request.
 
     A configuration that gives a wrong result or fails is left out, and named on standard error.
     """
@@ -52,7 +52,12 @@ def main(argv: list[str]) -> int:
             print(f"# {op.name} has no launch configurations to tune")
             continue
         for case in chosen_cases(op, True, args.case):
-            _sweep(op, op.tuning, case, device, args.top, effort)
+            try:
+                _sweep(op, op.tuning, case, device, args.top, effort)
+            except timing.CaptureBrokenError as error:
+                why = f"{error.provider} is not capturable in a CUDA graph: {error}"
+                print(f"ERROR {op.name} {case.id}: {why}", file=sys.stderr)
+                return 1
             timing.release_memory()
     return 1 if broken else 0
 
@@ -69,6 +74,9 @@ def _sweep(
     right = [c for c in configs if _right(op, tuning, case, device, c, expected)]
     thunks = {repr(config): [tuning.make(i, config) for i in inputs] for config in right}
     times = timing.time_interleaved(thunks, touched, effort)
+    for name, took in times.items():
+        if isinstance(took, str):
+            print(f"# left out: {name}: {took}", file=sys.stderr)
     good = [(t.p50, name) for name, t in times.items() if isinstance(t, timing.Timing)]
     print(f"# {op.name} {case.id}: {len(good)} of {len(configs)} configurations timed")
     for us, name in sorted(good)[:top]:

@@ -101,6 +101,7 @@ def test_an_entry_that_cannot_be_imported_stops_no_other(broken_entry, monkeypat
     whole = SimpleNamespace(OPS=(toy_op(),))
     monkeypatch.setattr(ops, "stems", lambda: ["fragile", "whole"])
     monkeypatch.setitem(sys.modules, "bench.ops.whole", whole)
+    monkeypatch.setattr(kernels, "pick_device", lambda: CPU)  # a worker would not see the toy
     assert main(["kernels"]) == 1
     captured = capsys.readouterr()
     assert "1 of 1 results right" in captured.out
@@ -229,14 +230,6 @@ def test_times_have_spread_floor_and_speedup():
     assert row["gb_s"] == pytest.approx(8 * 64 * 64 / row["us_p50"] / 1e3)
     assert row["pct_peak"] == pytest.approx(100 * row["floor_us"] / row["us_p50"])
     assert row["speedup"] > 0
-
-
-@pytest.mark.gpu
-def test_a_provider_that_cannot_be_captured_is_red_and_the_others_are_timed():
-    rows = _gpu_rows(ours=provider(lambda x: x * (x.sum().item() * 0 + 2)))
-    assert rows["ours"]["status"] == "ERROR"
-    assert "not capturable" in rows["ours"]["note"]
-    assert rows["torch"]["us_p50"] > 0
 
 
 def _gpu_rows(**more) -> dict[str, dict]:

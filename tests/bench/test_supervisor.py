@@ -1,4 +1,5 @@
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -37,6 +38,28 @@ def test_a_lost_context_costs_one_row_a_case():
     assert results[0][1].note == "check: broke the CUDA context: illegal address"
 
 
+def test_a_capture_that_cannot_be_ended_costs_one_row_a_case():
+    results = list(_supervisor("breaks_capture").results())
+    assert [[row.status for row in rows] for rows in results] == [["ok", "ERROR"]] * 2
+    assert results[0][1].note == "check: not capturable in a CUDA graph: illegal address"
+
+
+@pytest.mark.gpu
+def test_a_provider_that_cannot_be_captured_is_red_and_the_others_are_timed():
+    """The second case has random inputs, and the floor a copy of random data."""
+    for rows in _supervisor("synchronises").results():
+        assert [(row.provider, row.status) for row in rows] == [
+            ("torch", "ok"),
+            ("ours", "ERROR"),
+            ("other", "ok"),
+        ]
+        assert rows[1].note.startswith("capture: not capturable in a CUDA graph: ")
+        for row in (rows[0], rows[2]):
+            assert row.us_p50 is not None
+            assert row.floor_us is not None
+            assert row.us_p50 > 0
+
+
 def test_a_hang_is_stopped():
     (rows,) = _supervisor("hangs", silence_s=3.0).results()
     assert [row.status for row in rows] == ["ok", "ERROR"]
@@ -57,5 +80,13 @@ def test_only_the_wanted_providers_run():
 def test_a_worker_that_does_not_start_is_an_error():
     op = TOYS["right"]
     command = [sys.executable, "-m", "tests.bench.toy_worker", "broken"]
-    with pytest.raises(WorkerFailedError):
+    with pytest.raises(WorkerFailedError, match="exit status 1, its message is on standard error"):
         list(Supervisor([(op, op.small_cases[0])], command=command).results())
+
+
+def test_an_operation_that_the_worker_does_not_have_is_named():
+    op = replace(TOYS["right"], name="elsewhere")
+    command = [sys.executable, "-m", "tests.bench.toy_worker", "right"]
+    supervisor = Supervisor([(op, op.small_cases[0])], command=command)
+    with pytest.raises(WorkerFailedError, match="LookupError: no operation elsewhere in the work"):
+        list(supervisor.results())

@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 
@@ -41,6 +43,27 @@ def test_wrong_configurations_are_left_out_and_the_others_sorted_by_time(toy, mo
         "# double rows2-H16-fp32: 2 of 3 configurations timed\n'*',  # 3.00 µs\n"
     )
     assert captured.err.startswith("# left out: 3: result: 32 of 32 values out of bound")
+
+
+def test_a_capture_that_cannot_be_ended_ends_the_sweep(toy, monkeypatch, capsys):
+    def broken(thunks, touched, effort):
+        error = timing.CaptureBrokenError("RuntimeError: synchronises")
+        error.provider = next(iter(thunks))
+        raise error
+
+    monkeypatch.setattr(tune, "pick_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(timing, "l2_bytes", lambda: 1)
+    monkeypatch.setattr(timing, "time_interleaved", broken)
+    monkeypatch.setattr(tune, "_sweep", partial(_on_the_cpu, tune._sweep))
+    assert main(["tune", "--op", "double"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "ERROR double rows1-H64-fp32: 2.0 is not capturable in a CUDA graph: " in captured.err
+    assert captured.err.endswith("RuntimeError: synchronises\n")
+
+
+def _on_the_cpu(sweep, op, tuning, case, device, top, effort):
+    sweep(op, tuning, case, torch.device("cpu"), top, effort)
 
 
 def _of_the_toy(inputs, config):

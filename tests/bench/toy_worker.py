@@ -4,7 +4,7 @@ import os
 import sys
 import time
 
-from bench import ops, runner, worker
+from bench import ops, runner, timing, worker
 from bench.op import Case, OpSpec
 from tests.bench.toy import provider, toy_op
 
@@ -29,6 +29,15 @@ def _raise_lost(device, error):
     raise runner.ContextLostError(str(error))
 
 
+def _raise_broken_capture(device, error):
+    raise timing.CaptureBrokenError(str(error))
+
+
+def _synchronise(x):
+    """No graph can capture that the host reads a value."""
+    return x * (x.sum().item() * 0 + 2)
+
+
 def _noisy(x):
     sys.stdout.write("libraries print\n")
     return x * 2
@@ -39,6 +48,8 @@ TOYS: dict[str, OpSpec] = {
     "aborts": toy_op(CASES, ours=provider(_abort), other=provider(lambda x: x * 2)),
     "hangs": toy_op(CASES[:1], ours=provider(_hang)),
     "loses": toy_op(CASES[:2], ours=provider(_lose_context)),
+    "breaks_capture": toy_op(CASES[:2], ours=provider(_lose_context)),
+    "synchronises": toy_op(CASES[:2], ours=provider(_synchronise), other=provider(lambda x: x * 2)),
 }
 
 if __name__ == "__main__":
@@ -46,5 +57,7 @@ if __name__ == "__main__":
         sys.exit(1)
     if sys.argv[1] == "loses":
         runner._raise_if_lost = _raise_lost  # what a GPU would say
+    if sys.argv[1] == "breaks_capture":
+        runner._raise_if_lost = _raise_broken_capture
     ops.load = lambda wanted=(): ([TOYS[sys.argv[1]]], [])
     sys.exit(worker.main())
