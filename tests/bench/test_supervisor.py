@@ -46,18 +46,13 @@ def test_a_capture_that_cannot_be_ended_costs_one_row_a_case():
 
 @pytest.mark.gpu
 def test_a_provider_that_cannot_be_captured_is_red_and_the_others_are_timed():
-    """The second case has random inputs, and the floor a copy of random data."""
-    for rows in _supervisor("synchronises").results():
-        assert [(row.provider, row.status) for row in rows] == [
-            ("torch", "ok"),
-            ("ours", "ERROR"),
-            ("other", "ok"),
-        ]
-        assert rows[1].note.startswith("capture: not capturable in a CUDA graph: ")
-        for row in (rows[0], rows[2]):
-            assert row.us_p50 is not None
-            assert row.floor_us is not None
-            assert row.us_p50 > 0
+    first, second = _supervisor("synchronises").results()
+    good = [("torch", "ok"), ("ours", "ok"), ("other", "ok")]
+    assert [(row.provider, row.status) for row in first] == [good[0], ("ours", "ERROR"), good[2]]
+    assert [(row.provider, row.status) for row in second] == good
+    assert first[1].note.startswith("capture: not capturable in a CUDA graph: ")
+    assert first[1].us_p50 is None
+    assert all(row.us_p50 for row in (first[0], first[2], *second))
 
 
 def test_a_hang_is_stopped():
