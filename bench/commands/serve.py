@@ -11,6 +11,7 @@ import torch
 
 from bench.environment import describe
 from bench.serving import table
+from bench.serving.measure import LEAST_TIMES_SHORT
 from bench.serving.rows import Row, read, write
 from bench.serving.shapes import REAL_MODEL, SHAPES
 from bench.serving.variants import BASES
@@ -63,6 +64,13 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     work.add_argument("--alternations", type=int, default=5)
     work.add_argument("--tokens", type=int, default=256, help="generated for each request")
     work.add_argument("--short-tokens", type=int, default=32, help="generated for the difference")
+    work.add_argument(
+        "--sample-seconds",
+        type=float,
+        default=float("inf"),
+        help="fewer tokens of a server whose rounds take longer than this, but at least"
+        f" {LEAST_TIMES_SHORT} times --short-tokens",
+    )
     work.add_argument("--profile", choices=["none", "first", "all"], default="first")
     work.add_argument("--time-limit", type=float, metavar="SECONDS", help="begin nothing later")
     checks = parser.add_argument_group("checks of answers, with the embedded model")

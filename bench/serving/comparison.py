@@ -201,10 +201,10 @@ class Comparison:
         self, variant: Variant, workload: Workload, record: _Record, samples: list[Sample]
     ) -> Row:
         plan, settings = self._plan, self._plan.settings
-        expected = None
+        expected, tokens = None, samples[-1].answer_tokens
         if variant.speculates:
             expected = plan.prompts.expected_accept(
-                workload, plan.lengths.long, settings.tree.steps, variant.mapped
+                workload, tokens, settings.tree.steps, variant.mapped
             )
         return Row(
             run=plan.run,
@@ -218,6 +218,7 @@ class Comparison:
             context=workload.context,
             expected_accept=expected,
             requests=2 * workload.batch * len(samples),
+            answer_tokens=tokens,
             start_s=round(median(record.starts), 1),
             kv_tokens=record.kv_tokens,
             kv_capped=settings.start_together or not settings.gpu,

@@ -1,8 +1,9 @@
 """Decode times of several running servers, which take turns."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TypeVar
 
@@ -11,15 +12,35 @@ from bench.serving.client import Answer
 from bench.serving.prompts import Prompts, Workload
 from bench.serving.servers import Server
 
+LEAST_TIMES_SHORT = 6
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of the two answers whose difference is timed."""
+    """Tokens of the two answers whose difference is timed.
+
+    Attributes:
+        short, long: of each request.
+        enough_ms: a server whose long answer takes longer is asked for fewer tokens, down to
+            ``LEAST_TIMES_SHORT`` short answers; each server's own number, found in its first turn.
+    """
 
     short: int
     long: int
+    enough_ms: float = math.inf
+
+    @property
+    def least(self) -> int:
+        """Tokens below which the long answer is not cut."""
+        return min(self.long, LEAST_TIMES_SHORT * self.short)
+
+    def cut(self, ms_per_token: float) -> "Lengths":
+        """For a server of which one more token of every request takes this long."""
+        if ms_per_token <= 0 or self.enough_ms / ms_per_token >= self.long:
+            return self
+        enough = self.short + math.ceil(self.enough_ms / ms_per_token)
+        return replace(self, long=min(self.long, max(self.least, enough)))
 
 
 @dataclass(frozen=True)
@@ -36,6 +57,7 @@ class Sample:
         tokens: generated in them, by all requests.
         accept_length: tokens a round of the long answers, the target's own one included.
         wrong: wrong answers; None where right ones are not known.
+        answer_tokens: of one long answer.
     """
 
     ms: float
@@ -43,6 +65,7 @@ class Sample:
     tokens: int
     accept_length: float
     wrong: int | None
+    answer_tokens: int
 
     @property
     def ms_per_round(self) -> float:
@@ -69,12 +92,23 @@ def take_turns(
     """
     texts = prompts.of(workload)
     samples: dict[str, list[Sample]] = {server.variant.name: [] for server in servers}
+    own: dict[str, Lengths] = {}
 
     def sample_of(server: Server) -> Sample:
-        return _sample(server, workload, texts, prompts, lengths)
+        name = server.variant.name
+        if name in own:
+            return _sample(server, workload, texts, prompts, own[name])
+        # The first turn fills the prefix cache, and compiles.
+        if lengths.enough_ms == math.inf:
+            own[name] = lengths
+            return _sample(server, workload, texts, prompts, lengths)
+        _timed(server, texts, lengths.short)
+        first = _sample(server, workload, texts, prompts, replace(lengths, long=lengths.least))
+        own[name] = lengths.cut(first.ms / (lengths.least - lengths.short))
+        return first
 
     for turn, name, sample in in_turns(servers, alternations, sample_of, on_turn):
-        if turn:  # the first fills the prefix cache, and compiles
+        if turn:
             samples[name].append(sample)
         elif sample.wrong:
             on_turn(f"{name}: {sample.wrong} of {workload.batch} WRONG")
@@ -122,7 +156,9 @@ def _sample(
         wrong += prompts.wrong(workload, short) or 0
     more = sum(len(answer.ids) for answer in long) - sum(len(answer.ids) for answer in short)
     rounds = most_rounds(long) - most_rounds(short)
-    return Sample(long_ms - short_ms, rounds, more, accept_length(long), wrong)
+    return Sample(
+        long_ms - short_ms, rounds, more, accept_length(long), wrong, answer_tokens=lengths.long
+    )
 
 
 def _timed(server: Server, texts: list[list[int]], new_tokens: int) -> tuple[float, list[Answer]]:

@@ -65,7 +65,7 @@ def make_plans(
             variants=chosen,
             workloads=workloads,
             prompts=prompts,
-            lengths=Lengths(args.short_tokens, args.tokens),
+            lengths=Lengths(args.short_tokens, args.tokens, args.sample_seconds * 1e3),
             alternations=args.alternations,
             side_by_side=args.place == "side-by-side",
             profiled=first if gpu else [],
@@ -88,6 +88,8 @@ def _workloads(args: argparse.Namespace) -> list[Workload]:
         raise ValueError("batches, contexts, alternations and tokens must be at least 1")
     if args.tokens <= args.short_tokens:
         raise ValueError(f"--tokens {args.tokens} must exceed --short-tokens {args.short_tokens}")
+    if not args.sample_seconds > 0:
+        raise ValueError(f"--sample-seconds {args.sample_seconds} must be positive")
     return chosen
 
 

@@ -23,6 +23,7 @@ class Row:
         ms_round, ms_min, ms_max: median and extremes over the alternations.
         tokens_per_second: of all requests together, without prefill; the median.
         accept_length, expected_accept: tokens a round, the target's own included.
+        answer_tokens: of the long answers; None in results from before it was recorded.
         wrong: wrong answers of ``requests``; None where right ones are not known.
         idle_share: 1 - busy_ms / ms_round: time in which nothing runs on the GPU.
         gap_share: gaps_ms / ms_round: the part of it that lies inside CUDA graphs.
@@ -52,6 +53,7 @@ class Row:
     kv_tokens: int
     kv_capped: bool
     ms_samples: list[float]
+    answer_tokens: int | None = None
     kernels: float | None = None
     graphs: float | None = None
     launches: float | None = None

@@ -268,7 +268,7 @@ def test_servers_are_timed_and_traced_again_and_again(tmp_path, monkeypatch):
         # Medians of 4 and of 5 ms a round.
         times = {"stock": (39.0, 40.0, 90.0), "frspec-1024": (50.0, 10.0, 60.0)}
         return {
-            s.variant.name: [Sample(ms, 10, 40, 4.0, 0) for ms in times[s.variant.name]]
+            s.variant.name: [Sample(ms, 10, 40, 4.0, 0, 192) for ms in times[s.variant.name]]
             for s in servers
         }
 

@@ -17,6 +17,7 @@ from tests.bench.fake_server import fake_server
 
 CHAIN = make_chain(4096, 2048, 0.8)
 PER_ROUND, ROUND_S = 4, 0.004
+LENGTHS = Lengths(9, 41)
 
 
 def chain_reply(path, body):
@@ -38,14 +39,14 @@ def server(name, url) -> Any:
     return SimpleNamespace(variant=Variant(name, "eagle"), url=url, process=process)
 
 
-def run(replies, alternations=2):
+def run(replies, alternations=2, lengths=LENGTHS):
     said: list[str] = []
     with ExitStack() as stack:
         servers = [
             server(name, stack.enter_context(fake_server(reply))) for name, reply in replies.items()
         ]
         samples = take_turns(
-            servers, Workload(2, 20), ChainPrompts(CHAIN), Lengths(9, 41), alternations, said.append
+            servers, Workload(2, 20), ChainPrompts(CHAIN), lengths, alternations, said.append
         )
     return samples, said
 
@@ -78,6 +79,31 @@ def test_servers_take_turns_and_the_first_turn_is_not_counted():
     # A short and a long answer each, and the order turns round every time.
     assert "".join(order) == "bbaaaabb" * 2
     assert {name: len(found) for name, found in samples.items()} == {"a": 3, "b": 3}
+
+
+def test_a_slow_servers_answers_are_cut_but_not_below_the_least():
+    asked = []
+
+    def slow(path, body):
+        asked.append(body["sampling_params"]["max_new_tokens"])
+        time.sleep(0.002 * asked[-1])
+        return chain_reply(path, body)
+
+    # About 3 ms a token, so 25 and more of 200 tokens take the 90 ms; the least are 6 x 5.
+    samples, _ = run({"slow": slow}, alternations=1, lengths=Lengths(5, 200, enough_ms=90.0))
+    assert asked[:3] == [5, 5, 30]
+    assert asked[3] == 5
+    assert asked[4] == samples["slow"][0].answer_tokens
+    assert 30 <= asked[4] < 50
+
+
+@pytest.mark.parametrize(
+    ("ms_per_token", "tokens"), [(1.0, 105), (0.1, 300), (50.0, 30), (0.0, 300), (-1.0, 300)]
+)
+def test_how_far_an_answer_is_cut(ms_per_token, tokens):
+    assert Lengths(5, 300, enough_ms=100.0).cut(ms_per_token) == Lengths(5, tokens, 100.0)
+    assert Lengths(5, 300).cut(ms_per_token) == Lengths(5, 300)
+    assert Lengths(5, 20, enough_ms=100.0).least == 20
 
 
 def test_a_wrong_token_is_counted_in_both_answers():
@@ -115,7 +141,7 @@ def test_accept_length_without_speculation_is_one():
 
 
 def test_sample_arithmetic():
-    sample = Sample(ms=120.0, rounds=40, tokens=300, accept_length=2.5, wrong=0)
+    sample = Sample(ms=120.0, rounds=40, tokens=300, accept_length=2.5, wrong=0, answer_tokens=160)
     assert sample.ms_per_round == 3.0
     assert sample.tokens_per_second == 2500.0
 

@@ -85,13 +85,13 @@ def test_wrong_trees_are_refused(text):
 
 
 def test_summary_takes_medians_and_extremes():
-    samples = [Sample(ms, 10, 30, 3.0, wrong) for ms, wrong in ((50, 0), (40, 1), (90, 0))]
+    samples = [Sample(ms, 10, 30, 3.0, wrong, 40) for ms, wrong in ((50, 0), (40, 1), (90, 0))]
     found = summary(samples)
     assert (found["ms_round"], found["ms_min"], found["ms_max"]) == (5.0, 4.0, 9.0)
     assert found["tokens_per_second"] == 600.0
     assert found["wrong"] == 1
     assert found["ms_samples"] == [5.0, 4.0, 9.0]
-    assert summary([Sample(50, 10, 30, 3.0, None)])["wrong"] is None
+    assert summary([Sample(50, 10, 30, 3.0, None, 40)])["wrong"] is None
 
 
 def test_gains_are_over_the_stock_servers_of_the_same_case():
