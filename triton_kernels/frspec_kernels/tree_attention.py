@@ -24,12 +24,12 @@ import triton
 
 from frspec_kernels.pdl import pdl_options
 from frspec_kernels.split_merge import merge_splits_kernel
+from frspec_kernels.tree_attention_checks import check_head_dims, check_inputs
 from frspec_kernels.tree_attention_inputs import (
     AttentionShape,
     DraftTree,
     PagedContext,
     TreeAttentionWorkspace,
-    check_inputs,
 )
 from frspec_kernels.tree_attention_kernels import tree_attention_kernel
 from frspec_kernels.tree_attention_launch import (
@@ -38,6 +38,11 @@ from frspec_kernels.tree_attention_launch import (
     launch_config,
     multiprocessors,
     shared_memory,
+)
+from frspec_kernels.tree_attention_option_checks import (
+    check_options,
+    check_outputs,
+    check_workspace,
 )
 
 
@@ -62,10 +67,10 @@ def tree_attention(
         context: the requests' contexts in the cache.
         tree: the nodes, their own keys and the mask.
         sm_scale: logits are ``q . k * sm_scale``; default ``D ** -0.5``.
-        logit_cap: logits ``x`` become ``cap * tanh(x / cap)`` when positive.
+        logit_cap: logits ``x`` become ``cap * tanh(x / cap)``; 0: they stay.
         window_left: a node sees keys at most this many positions before it; -1: all.
-        sinks: ``[QH]`` logits that join every softmax's denominator.
-        out: ``[T, QH, DV]``; allocated when absent.
+        sinks: ``[QH]`` logits that join every softmax's denominator; float32, bf16 or fp16.
+        out: ``[T, QH, DV]`` in q's dtype; allocated when absent.
         lse: ``[T, QH]`` float32, filled with the natural log of the denominator, sink included.
         workspace: from :func:`tree_attention_workspace`; allocated when absent.
         config: overrides :func:`launch_config`.
@@ -74,9 +79,16 @@ def tree_attention(
         ``out``.
 
     Raises:
-        TypeError, ValueError: see :func:`check_inputs`; a workspace too small for the launch.
+        TypeError, ValueError: what :mod:`frspec_kernels.tree_attention_checks` refuses.
     """
-    sizes = check_inputs(q, context, tree, window_left)
+    sizes = check_inputs(q, context, tree)
+    scale = sizes.head_dim**-0.5 if sm_scale is None else sm_scale
+    check_options(tree, scale, logit_cap, window_left)
+    if out is None:
+        out = q.new_empty(q.shape[0], sizes.q_heads, sizes.head_dim_v)
+    check_outputs(q, sizes, out, lse, sinks)
+    if tree.batch == 0:
+        return out
     rows = tree.max_nodes * sizes.group
     config = config or launch_config(
         rows,
@@ -92,11 +104,9 @@ def tree_attention(
         rows=rows,
         sm_count=multiprocessors(q.device),
     )
-    if out is None:
-        out = q.new_empty(q.shape[0], sizes.q_heads, sizes.head_dim_v)
     if workspace is None:
         workspace = _allocate(launch.part_rows, sizes, q.device)
-    _check_workspace(workspace, launch, sizes)
+    check_workspace(workspace, launch.part_rows, sizes, q.device)
     common = _common_arguments(context, tree, sizes, launch, config)
     common.update(
         sinks_ptr=sinks,
@@ -113,7 +123,7 @@ def tree_attention(
         STORE_LSE=lse is not None,
     )
     scores: dict[str, Any] = {
-        "sm_scale": sizes.head_dim**-0.5 if sm_scale is None else sm_scale,
+        "sm_scale": scale,
         "logit_cap": logit_cap,
         "HAS_CAP": logit_cap > 0,
     }
@@ -139,7 +149,14 @@ def tree_attention_workspace(
     device: torch.device,
     config: TreeAttentionConfig | None = None,
 ) -> TreeAttentionWorkspace:
-    """Buffers for every launch of at most ``batch`` requests of at most ``max_nodes`` nodes."""
+    """Buffers for every launch of at most ``batch`` requests of at most ``max_nodes`` nodes.
+
+    Raises:
+        ValueError: head dims that the kernel does not take; no request or no node.
+    """
+    check_head_dims(sizes)
+    if batch < 1 or max_nodes < 1:
+        raise ValueError(f"batch and max_nodes are at least 1, got {batch} and {max_nodes}")
     dim, sm_count = max(sizes.head_dim, sizes.head_dim_v), multiprocessors(device)
 
     def part_rows(nodes: int, requests: int) -> int:
@@ -164,17 +181,6 @@ def _allocate(
         torch.empty(part_rows, sizes.head_dim_v, dtype=torch.float32, device=device),
         torch.empty(part_rows, dtype=torch.float32, device=device),
     )
-
-
-def _check_workspace(
-    workspace: TreeAttentionWorkspace, launch: LaunchShape, sizes: AttentionShape
-) -> None:
-    rows, dim = workspace.part_out.shape
-    if rows < launch.part_rows or dim != sizes.head_dim_v:
-        raise ValueError(
-            f"workspace {(rows, dim)} is too small for {(launch.part_rows, sizes.head_dim_v)}; "
-            "make it with tree_attention_workspace for the largest batch and node count"
-        )
 
 
 def _common_arguments(
