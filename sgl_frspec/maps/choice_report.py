@@ -35,11 +35,12 @@ def table(maps: Sequence[Prediction], full: Prediction, token_ms: float | None) 
     return Section("Predicted by size", headings, rows, note)
 
 
-def time_note(time: VocabularyLine) -> str:
-    """The time of a cycle as a sentence."""
+def time_note(time: VocabularyLine, timed_sizes: int) -> str:
+    """The time of a cycle as a sentence; two sizes are on a line whatever they are."""
+    fit = f" (R² {time.r_squared:.4f})" if timed_sizes > 2 else ""
     return (
         f"A cycle takes {1000 * time.fixed_s:.3f} ms and {1e6 * time.per_token_s:.4f} ms per 1,000"
-        f" ids (R² {time.r_squared:.4f})."
+        f" ids{fit}."
     )
 
 

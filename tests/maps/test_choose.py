@@ -2,6 +2,8 @@
 
 import json
 import shlex
+from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,6 +65,30 @@ def test_two_timings_and_three_accept_lengths_find_the_published_optimum(name):
     assert abs(sizes.index(fastest(predictions).size) - sizes.index(best)) <= 1
     for prediction in predictions:
         assert prediction.tokens_per_s == pytest.approx(table[prediction.size][1], rel=0.03)
+
+
+SERVED = Path(__file__).resolve().parents[2] / "docs" / "results"
+
+
+@pytest.mark.parametrize(("model", "steps"), [("smollm2", 4), ("8b", 3)])
+@pytest.mark.parametrize("ends", [*product(("ms_min", "ms_round", "ms_max"), repeat=2)])
+def test_the_ends_of_served_sizes_name_the_fastest_on_an_h200(model, steps, ends):
+    """Whichever of the ends' timed turns are believed; `bench map-sizes` wrote the files."""
+    results = json.loads((SERVED / f"map-sizes-{model}-h200.json").read_text())
+    served = {int(name.split("-")[1]): row for name, row in results["batch 1"].items()}
+    covered = {int(size): p["coverage"] for size, p in results["choice"]["predicted"].items()}
+    sizes = sorted(served)
+    small, full = sizes[0], sizes[-1]
+    time = cycle_time({small: served[small][ends[0]], full: served[full][ends[1]]})
+    accepts = {size: served[size]["accept"]["all"] for size in sizes}
+    known = {size: accepts[size] for size in (small, full)}
+    predictions = predict(
+        sizes, time, AcceptModel(known, steps, covered.__getitem__), covered.__getitem__
+    )
+    speeds = {size: 1000 * accepts[size] / served[size]["ms_round"] for size in sizes}
+    assert fastest(predictions).size == max(speeds, key=speeds.__getitem__)
+    for prediction in predictions:
+        assert prediction.accept == pytest.approx(accepts[prediction.size], rel=0.015)
 
 
 @given(st.floats(0, 1), st.integers(1, 12))
@@ -220,6 +246,11 @@ def test_command_finds_the_best_size(map_file, capsys):
     assert "| 32,768 (best)" in out
     assert "Best size: 32,768 ids" in out
     assert "loses" not in out
+
+
+def test_two_times_say_nothing_of_how_straight_the_line_is(map_file, capsys):
+    assert "R²" not in choose(map_file, capsys, *LLAMA)
+    assert "(R² 0.9" in choose(map_file, capsys, *LLAMA, "--cycle-ms", "64k=19.5")
 
 
 def test_it_says_when_a_map_or_speculation_loses(map_file, capsys):

@@ -92,19 +92,18 @@ def run(args: argparse.Namespace) -> int:
     if coverage is None and vocab_size not in measured:
         raise TokenMapError("without --text, give the full vocabulary's accept length: full=X")
     accept = AcceptModel(measured, args.steps, coverage)
-    time = cycle_time(
-        _measured(args.cycle_ms, vocab_size, "--cycle-ms"),
-        _step_times(args, vocab_size),
-        args.steps,
-    )
+    cycle_ms = _measured(args.cycle_ms, vocab_size, "--cycle-ms")
+    step_ms = _step_times(args, vocab_size)
+    time = cycle_time(cycle_ms, step_ms, args.steps)
     sizes = _sizes(args.sizes, len(token_map), vocab_size, accept, coverage)
     *maps, full = predict([*sizes, vocab_size], time, accept, coverage)
     verdict = verdict_lines(maps, full, args.token_ms, accept)
     if args.json:
         sys.stdout.write(as_json(maps, full, time, verdict))
     else:
+        note = time_note(time, len(step_ms or cycle_ms))
         sections = [table(maps, full, args.token_ms)]
-        sys.stdout.write(as_text(sections) + "\n" + "\n".join([time_note(time), *verdict]) + "\n")
+        sys.stdout.write(as_text(sections) + "\n" + "\n".join([note, *verdict]) + "\n")
     if args.picture is not None:
         image = picture_bytes(args.picture.suffix, maps, full, args.token_ms, verdict)
         with atomic_file(args.picture) as file:
