@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,7 +119,17 @@ def running(variants: Sequence[Variant], settings: Settings, say: Say) -> Iterat
         if settings.start_together:
             for server in started:
                 _wait(server, fleet, settings.start_seconds, say)
-        yield fleet
+        try:
+            yield fleet
+        finally:
+            _stop_together(started)
+
+
+def _stop_together(servers: Sequence[Server]) -> None:
+    """SGLang takes seconds to end, which add up for one server after the other."""
+    with ThreadPoolExecutor(max(1, len(servers))) as pool:
+        for _ in pool.map(lambda server: server.process.stop(), servers):
+            pass
 
 
 def _start(variant: Variant, settings: Settings, memory: Sequence[str]) -> ServerProcess:

@@ -3,6 +3,7 @@
 import itertools
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from bench.serving.prompts import Workload
 from bench.serving.servers import Settings, kv_tokens_that_fit, running
 from bench.serving.variants import Tree, Variant, parse_variants
 from sgl_frspec.serve import ServerCommand
+from sgl_frspec.server_process import ServerProcess
 
 STUB = Path(__file__).with_name("stub_server.py")
 
@@ -62,6 +64,22 @@ def test_a_server_that_dies_is_reported_and_the_others_serve(tmp_path, commands,
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     assert (tmp_path / "bad-3x4x16.log").read_text().strip().endswith("on purpose")
     assert any(line.startswith("bad FAILED") for line in said)
+
+
+def test_servers_end_at_the_same_time(tmp_path, commands, monkeypatch):
+    stop = ServerProcess.stop
+    ending = threading.Barrier(3)
+    with running(parse_variants(["nospec", "eagle", "frspec"]), settings(tmp_path), print) as fleet:
+        processes = [server.process for server in fleet.servers]
+
+        def stop_beside_the_others(process):
+            # Broken, and an error, unless all three are here at once.
+            ending.wait(timeout=20)
+            monkeypatch.setattr(ServerProcess, "stop", stop)
+            stop(process)
+
+        monkeypatch.setattr(ServerProcess, "stop", stop_beside_the_others)
+    assert not [pid for process in processes for pid in process.processes()]
 
 
 def test_flags_of_servers_side_by_side(tmp_path, commands):
