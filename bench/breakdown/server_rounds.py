@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.breakdown.parts import Split
+from bench.breakdown.server_clock import Stretch, time_in_turns
 from bench.breakdown.server_trace import Traced, split_file
 from bench.serving import client
-from bench.serving.measure import Lengths, Sample, middle, take_turns
+from bench.serving.measure import middle
 from bench.serving.prompts import Prompts, Workload
 from bench.serving.servers import Fleet, Say, Server
 from bench.serving.trace_file import TraceError, record
@@ -18,8 +19,6 @@ from sgl_frspec.explain import Speculation
 
 TRACED = 20
 TOKENS_A_ROUND = 8  # at most, in the answers that are traced
-LENGTHS = Lengths(short=32, long=192)
-TURNS = 3
 
 
 @dataclass
@@ -47,14 +46,14 @@ class Rounds:
         if self._is_late("nothing is measured again"):
             return []
         servers = list(self.fleet.servers)
-        samples = take_turns(servers, self.workload, self.prompts, LENGTHS, TURNS, self.say)
+        timed = time_in_turns(servers, self.workload, self.prompts, self.say)
         traced = []
         for server in servers:
             name = server.variant.name
             if self._is_late(f"no trace of {name}"):
                 break
             try:
-                traced.append(self._traced(server, samples[name], folder / name))
+                traced.append(self._traced(server, timed[name], folder / name))
             except (TraceError, client.RequestFailedError) as error:
                 self.fleet.failures[name] = str(error)
                 self.fleet.servers.remove(server)
@@ -66,9 +65,9 @@ class Rounds:
             self.say(f"time limit reached: {consequence}")
         return late
 
-    def _traced(self, server: Server, samples: Sequence[Sample], folder: Path) -> Traced:
+    def _traced(self, server: Server, timed: Sequence[Stretch], folder: Path) -> Traced:
         name = server.variant.name
-        if not samples:
+        if not timed:
             raise TraceError(f"no round was timed: {server.process.log_tail()}")
         path = record(
             server.url,
@@ -78,8 +77,8 @@ class Rounds:
             new_tokens=TOKENS_A_ROUND * TRACED,
             activities=["CPU", "GPU"],
         )
-        lengths = [1e3 * sample.ms_per_round for sample in samples]
-        accepted = middle([sample.accept_length for sample in samples])
+        lengths = [stretch.us_per_round for stretch in timed]
+        accepted = middle([stretch.accept_length for stretch in timed])
         self.say(
             f"{name}: {middle(lengths):.0f} us a round ({min(lengths):.0f} to {max(lengths):.0f}), "
             f"accept length {accepted:.2f}; {path}"

@@ -9,7 +9,8 @@ from tempfile import TemporaryDirectory
 import torch
 
 from bench.breakdown.parts import Split
-from bench.breakdown.server_rounds import LENGTHS, TOKENS_A_ROUND, TRACED, Rounds
+from bench.breakdown.server_clock import NEW_TOKENS
+from bench.breakdown.server_rounds import TOKENS_A_ROUND, TRACED, Rounds
 from bench.serving.chain import SEGMENT, Chain
 from bench.serving.chain_model import make_chain_model
 from bench.serving.prompts import ChainPrompts, Workload
@@ -166,7 +167,7 @@ def _drafted(servers: Mapping[Variant, Asked], shape: ModelShape) -> dict[str, t
 
 
 def _kv_tokens(shape: Shape, workload: Workload, tree: Tree, servers: int) -> int:
-    longest = max(LENGTHS.long, TOKENS_A_ROUND * TRACED)
+    longest = max(NEW_TOKENS, TOKENS_A_ROUND * TRACED)
     tokens = workload.kv_tokens(longest, tree.nodes, tree.top_k, tree.steps)
     wanted = 2 * tokens + 4096
     return kv_tokens_that_fit(servers, shape.weight_bytes, shape.kv_bytes_per_token, wanted)

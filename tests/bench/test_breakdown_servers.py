@@ -16,8 +16,9 @@ import torch
 
 import frspec_kernels
 import sgl_frspec
-from bench.breakdown import server_rounds, server_run
+from bench.breakdown import server_clock, server_rounds, server_run
 from bench.breakdown.parts import UNKNOWN
+from bench.breakdown.server_clock import NEW_TOKENS, STREAM_INTERVAL, TURNS, Stretch
 from bench.breakdown.server_kernels import kind, label
 from bench.breakdown.server_rounds import Rounds
 from bench.breakdown.server_run import Asked
@@ -25,7 +26,6 @@ from bench.breakdown.server_trace import split
 from bench.breakdown.timeline import busy
 from bench.serving.chain import make_chain
 from bench.serving.chain_model import ChainModel
-from bench.serving.measure import Sample
 from bench.serving.prompts import ChainPrompts, Workload
 from bench.serving.servers import Fleet
 from bench.serving.trace_file import TraceError, read_events
@@ -264,17 +264,17 @@ def test_servers_are_timed_and_traced_again_and_again(tmp_path, monkeypatch):
         meta = {"completion_tokens": tokens, "spec_verify_ct": tokens // 4}
         return [{"output_ids": chain.continuation(0, tokens), "meta_info": meta}]
 
-    def take_turns(servers, *rest):
+    def time_in_turns(servers, *rest):
         # Medians of 4 and of 5 ms a round.
         times = {"stock": (39.0, 40.0, 90.0), "frspec-1024": (50.0, 10.0, 60.0)}
         return {
-            s.variant.name: [Sample(ms, 10, 40, 4.0, 0, 192) for ms in times[s.variant.name]]
+            s.variant.name: [Stretch(1e3 * ms, 10, 4.0, 0) for ms in times[s.variant.name]]
             for s in servers
         }
 
     found, lines = [], []
     monkeypatch.setattr(server_run, "make_chain_model", lambda folder, served: model)
-    monkeypatch.setattr(server_rounds, "take_turns", take_turns)
+    monkeypatch.setattr(server_rounds, "time_in_turns", time_in_turns)
     with fake_server(reply) as url:
         servers = _Servers(url)
         monkeypatch.setattr(server_run, "running", servers)
@@ -304,6 +304,92 @@ def test_servers_are_timed_and_traced_again_and_again(tmp_path, monkeypatch):
     assert "0 rounds end in a trace of 5 GPU events" in failures["stock:2048"]
     assert any("4000 us a round (3900 to 9000), accept length 4.00" in line for line in lines)
     assert len(list((tmp_path / "out" / "traces").rglob("*.gz"))) == 4
+
+
+def _streamed(chain, requests, counts, tokens=NEW_TOKENS):
+    """Parts of streamed answers: one behind the prefill, then one for each count of rounds."""
+    parts = []
+    for rounds in (0, *counts):
+        for place in range(requests):
+            length = tokens if rounds == counts[-1] else 1 + 4 * rounds
+            meta = {"completion_tokens": length} | ({"spec_verify_ct": rounds} if rounds else {})
+            ids = chain.continuation(place, length)
+            parts.append({"index": place, "output_ids": ids, "meta_info": meta})
+    return parts
+
+
+class _Clock:
+    """A millisecond for every line of an answer."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        self.now += 1e-3
+        return self.now
+
+
+def _fleet(url, names):
+    process = SimpleNamespace(log_tail=lambda: "last line")
+    return [
+        cast(Any, SimpleNamespace(variant=SimpleNamespace(name=n), url=url + n, process=process))
+        for n in names
+    ]
+
+
+@pytest.mark.parametrize("requests", [1, 2])
+def test_rounds_are_timed_between_parts_of_a_streamed_answer(requests, monkeypatch):
+    chain = make_chain(2048, 1024, 0.8)
+    monkeypatch.setattr(server_clock, "time", _Clock())
+    asked = []
+
+    def reply(path, body):
+        assert body["stream"]
+        assert len(body["input_ids"]) == requests
+        sampling = body["sampling_params"]
+        assert sampling["max_new_tokens"] == NEW_TOKENS
+        assert sampling["stream_interval"] == STREAM_INTERVAL
+        assert sampling["temperature"] == 0
+        asked.append(path)
+        parts = _streamed(chain, requests, (3, 9, 51))
+        if path.startswith("/wrong"):
+            parts[-1]["output_ids"][-1] += 1
+        return parts
+
+    lines = []
+    with fake_server(reply) as url:
+        servers = _fleet(url, ("/a", "/wrong"))
+        workload = Workload(requests, 5)
+        found = server_clock.time_in_turns(servers, workload, ChainPrompts(chain), lines.append)
+    # An event is two lines, and the parts of the last round stand two rounds of parts behind.
+    ms = 2 * 2 * requests
+    assert [stretch.us for stretch in found["/a"]] == pytest.approx([1e3 * ms] * TURNS)
+    for name, wrong in (("/a", 0), ("/wrong", 1)):
+        expected = {(48, (NEW_TOKENS - 1) / 51, wrong)}
+        assert {(s.rounds, s.accept_length, s.wrong) for s in found[name]} == expected
+    assert found["/a"][0].us_per_round == pytest.approx(1e3 * ms / 48)
+    assert asked[:4] == [f"/{name}/generate" for name in ("wrong", "a", "a", "wrong")]
+    assert lines == [f"/wrong: 1 of {requests} answers WRONG"] * (TURNS + 1)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([], "no two parts of the answer count rounds"),
+        ([{"index": 0, "output_ids": [1], "meta_info": {"completion_tokens": 1}}], "no two parts"),
+        ([{"error": {"message": "out of memory"}}], "the stream says .*out of memory"),
+    ],
+)
+def test_a_stream_without_rounds_is_a_failed_server(parts, message):
+    chain = make_chain(2048, 1024, 0.8)
+    lines = []
+    with fake_server(lambda path, body: parts) as url:
+        found = server_clock.time_in_turns(
+            _fleet(url, ("/a",)), Workload(1, 5), ChainPrompts(chain), lines.append
+        )
+    assert found == {"/a": []}
+    assert re.search(message, lines[0])
+    assert len(lines) == 1
 
 
 def test_nothing_is_traced_behind_the_time_limit(tmp_path):
