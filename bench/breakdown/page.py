@@ -5,7 +5,8 @@ from html import escape
 
 from bench.breakdown import svg
 from bench.breakdown.parts import IDLE, PARTS, UNKNOWN, Split
-from bench.breakdown.text import faults, summary, sweeps, table
+from bench.breakdown.sweep import sweeps
+from bench.breakdown.text import faults, summary, table
 from sgl_frspec.explain import Device
 
 _STYLE = """
@@ -109,10 +110,11 @@ def _draft_bars(splits: Sequence[Split]) -> list[tuple[str, dict[str, float]]]:
 
 def _sweep(splits: Sequence[Split]) -> str:
     series = {}
-    for name, (vocabs, us, found) in sweeps(splits).items():
-        ends = (0, max(vocabs))
-        line = [(x, 1e3 * found.line.seconds(x)) for x in ends]
-        series[name] = [(v, t / 1e3) for v, t in zip(vocabs, us, strict=True)], line
+    for name, sweep in sweeps(splits).items():
+        ends = (0, max(sweep.vocabs))
+        line = [(x, 1e3 * sweep.cycle.line.seconds(x)) for x in ends]
+        points = zip(sweep.vocabs, sweep.cycle_us, strict=True)
+        series[name] = [(v, us / 1e3) for v, us in points], line
     if not series:
         return ""
     chart = svg.points_with_lines(

@@ -9,6 +9,7 @@ from typing import Any
 from bench.breakdown import page, text
 from bench.breakdown.parts import Split, from_json
 from bench.breakdown.predict import with_prediction
+from bench.breakdown.sweep import sweeps
 from sgl_frspec.explain import Device, ModelShape, Speculation
 
 FILE = "breakdown.json"
@@ -65,8 +66,7 @@ class Results:
 
     def _write(self, folder: Path) -> None:
         fits = {
-            name: line.as_json(self.shape.vocab)
-            for name, (_, _, line) in text.sweeps(self.splits).items()
+            name: sweep.as_json(self.shape.vocab) for name, sweep in sweeps(self.splits).items()
         }
         document = {"machine": dict(self.machine), "settings": self.settings}
         document |= {"splits": [found.as_json() for found in self.splits], "fits": fits}

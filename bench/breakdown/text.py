@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from bench.breakdown.fit import Fit, fit
 from bench.breakdown.parts import HEAD_PARTS, IDLE, PHASES, TOLERANCE, Split
+from bench.breakdown.sweep import sweeps
 
 _WIDTHS = (32, 11, 11, 8, 11, 11, 9)
 _HEADINGS = ("", "GPU us", "per step", "% cycle", "host us", "expected", "ratio")
@@ -104,17 +104,6 @@ def _share(part: float, whole: float) -> str:
     return f"{part / whole:.1%}" if whole else "-"
 
 
-def sweeps(splits: Sequence[Split]) -> dict[str, tuple[list[int], list[float], Fit]]:
-    """Vocabularies, microseconds a cycle and their line, by implementation with three or more."""
-    found = {}
-    for name in dict.fromkeys(split.implementation for split in splits):
-        points = sorted((s.vocab, s.cycle_us) for s in splits if s.implementation == name)
-        if len({vocab for vocab, _ in points}) >= 3:
-            vocabs, us = [vocab for vocab, _ in points], [us for _, us in points]
-            found[name] = vocabs, us, fit(vocabs, [t * 1e-6 for t in us])
-    return found
-
-
 def disagreements(splits: Sequence[Split]) -> list[str]:
     """Parts of more than 50 us that differ by more than 5% between two runs of the same."""
     found = []
@@ -149,21 +138,6 @@ def mispredicted(splits: Sequence[Split]) -> tuple[int, list[str]]:
     return count, missed
 
 
-def fit_line(name: str, found: Fit, vocab: int) -> str:
-    """The fitted line, whether it has a slope, and what it promises a map."""
-    line = found.line
-    text = (
-        f"{name}: cycle = {1e3 * line.fixed_s:.3f} ms + {1e6 * line.per_token_s:.5f} ms x V/1000, "
-        f"R^2 {line.r_squared:.4f}; "
-    )
-    if not found.significant:
-        return text + f"no significant slope (p {found.p_value:.2g})"
-    return text + (
-        f"slope +- {1e6 * found.slope_error_s:.5f}, p {found.p_value:.2g}; no map can gain more "
-        f"than {line.ceiling(vocab):.2f}x over {vocab:,} ids at an unchanged accept length"
-    )
-
-
 def summary(splits: Sequence[Split], vocab: int) -> str:
     """Head shares of all splits, then the lines of the sweeps."""
     lines = [f"Head and softmax, to be read beside {PAPER}:"]
@@ -184,6 +158,9 @@ def summary(splits: Sequence[Split], vocab: int) -> str:
         lines += [f"  {line}" for line in missed]
     fits = sweeps(splits)
     if fits:
-        lines += ["", "Time per cycle against the draft's vocabulary:"]
-        lines += [f"  {fit_line(name, found, vocab)}" for name, (_, _, found) in fits.items()]
+        lines += [
+            "",
+            "Time per cycle against the draft's vocabulary, elapsed and without idle time:",
+        ]
+        lines += [f"  {line}" for name in fits for line in fits[name].lines(name, vocab)]
     return "\n".join(lines)

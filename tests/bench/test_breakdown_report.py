@@ -13,6 +13,7 @@ from bench.breakdown.eager_models import ALL_TIMED
 from bench.breakdown.fit import fit, two_sided
 from bench.breakdown.parts import PARTS, Split, Work, from_json
 from bench.breakdown.predict import with_prediction
+from bench.breakdown.sweep import fit_line, sweeps
 from bench.commands import breakdown
 from bench.serving.trace_file import read_events
 from sgl_frspec.explain import Speculation, cycle_cost, find_device, read_model_shape
@@ -110,13 +111,35 @@ def test_noise_has_no_significant_slope():
     found = [fit(vocabs, [chance.gauss(1e-2, 1e-4) for _ in vocabs]) for _ in range(400)]
     false = sum(one.significant for one in found)
     assert false < 14  # 4 expected; 14 or more with probability below 1e-4
-    assert "no significant slope" in text.fit_line("x", fit(vocabs, [1e-2] * 6), 128256)
+    assert "no significant slope" in fit_line("x", fit(vocabs, [1e-2] * 6), 128256)
 
 
 def test_two_points_are_no_sweep():
     with pytest.raises(ValueError, match="three different vocabularies"):
         fit([1, 2, 2], [1.0, 2.0, 2.0])
-    assert text.sweeps([_split(vocab=8192), _split(vocab=16384)]) == {}
+    assert sweeps([_split(vocab=8192), _split(vocab=16384)]) == {}
+
+
+def test_the_gpus_work_has_a_line_of_its_own():
+    # Idle time of a noisy host, 0.4 ms more at the smallest vocabulary, hides the slope.
+    idle = {8192: 800.0, 32768: 300.0, 65536: 500.0, 128256: 100.0}
+    work = {vocab: 5000.0 + 0.01 * vocab for vocab in idle}
+    splits = [
+        _split("frspec", v, cycle_us=work[v] + idle[v], gpu_us={("draft", "MLP"): work[v]})
+        for v in idle
+    ]
+    found = sweeps(splits)["frspec"]
+    assert found.vocabs == sorted(idle)
+    assert found.work_us == pytest.approx([work[v] for v in found.vocabs])
+    assert found.work.line.r_squared == pytest.approx(1.0)
+    assert found.work.line.per_token_s == pytest.approx(1e-8)
+    assert found.cycle.line.r_squared < 0.9
+    cycle, gpu = found.lines("frspec", 128256)
+    assert re.match(r"frspec: cycle = 5\.\d+ ms \+ .* R\^2 0\.\d{4}; no significant slope", cycle)
+    assert gpu.startswith("frspec: GPU work = 5.000 ms + 0.01000 ms x V/1000, R^2 1.0000; slope")
+    assert set(found.as_json(128256)) == {"cycle", "gpu_work"}
+    lines = text.summary(splits, 128256).splitlines()
+    assert lines[-2:] == [f"  {cycle}", f"  {gpu}"]
 
 
 def test_predictions_take_the_head_of_the_implementation_and_a_wider_vocabulary():
