@@ -207,6 +207,12 @@ def test_references_agree_with_pytorch():
         ({"x": torch.ones(2, 0)}, ValueError, "rows"),
         ({"x": torch.ones(8, 4).T}, ValueError, "contiguous"),
         ({"x": torch.ones(2, 8, dtype=torch.int32)}, TypeError, "int32"),
+        ({"x": torch.tensor(1.0)}, ValueError, r"x is \(\)"),
+        ({"x": [[1.0]]}, TypeError, "x is a list"),
+        ({"weight": None}, TypeError, "weight is a NoneType"),
+        ({"eps": math.nan}, ValueError, "eps is nan; give 0 or more"),
+        ({"eps": -1e-5}, ValueError, "eps is -1e-05"),
+        ({"eps": torch.tensor(1e-5)}, TypeError, "eps is tensor"),
         ({"weight": torch.ones(7)}, ValueError, r"\(7,\)"),
         ({"weight": torch.ones(16)[::2]}, ValueError, "contiguous"),
         ({"weight": torch.ones(8, dtype=torch.float64)}, TypeError, "float64"),
@@ -214,12 +220,61 @@ def test_references_agree_with_pytorch():
         ({"out": torch.ones(3, 8)}, ValueError, r"\(3, 8\)"),
         ({"out": torch.ones(1, 8).expand(2, 8)}, ValueError, "rows of out share memory"),
         ({"config": norm.LaunchConfig(4, 1)}, ValueError, "config.block is 4, a row has 8"),
+        ({"config": norm.LaunchConfig(9, 1)}, ValueError, r"config is \(9, 1\); give powers"),
+        ({"config": norm.LaunchConfig(8, 0)}, ValueError, r"config is \(8, 0\); give powers"),
     ],
 )
 def test_rms_norm_refuses(change, error, message):
     arguments = {"x": torch.ones(2, 8), "weight": torch.ones(8), "eps": EPS} | change
     with pytest.raises(error, match=message):
         norm.rms_norm(**arguments)
+
+
+@pytest.mark.parametrize(("x_at", "out_at"), [(0, 4), (4, 0)])
+def test_rms_norm_refuses_an_output_that_overlaps_its_input(x_at, out_at):
+    buffer = torch.randn(3, 12)
+    with pytest.raises(ValueError, match="out and x overlap in memory; give out its own"):
+        norm.rms_norm(
+            buffer[:, x_at : x_at + 8], torch.ones(8), EPS, out=buffer[:, out_at : out_at + 8]
+        )
+
+
+def test_rms_norm_refuses_an_output_one_row_further():
+    buffer = torch.randn(4, 8)
+    with pytest.raises(ValueError, match="out and x overlap"):
+        norm.rms_norm(buffer[:3], torch.ones(8), EPS, out=buffer[1:])
+    with pytest.raises(ValueError, match="out and x overlap"):
+        norm.rms_norm(buffer[:2], torch.ones(8), EPS, out=buffer[::2])
+
+
+def test_input_and_output_may_stand_side_by_side(device):
+    buffer = torch.randn(3, 20, device=device)
+    x, out, weight = buffer[:, 10:18], buffer[:, 2:10], torch.ones(8, device=device)
+    norm.rms_norm(x, weight, EPS, out=out)
+    _assert_rms_norm(out, x, weight)
+
+
+def test_add_rms_norm_refuses_a_residual_that_is_its_input():
+    x = torch.randn(2, 8)
+    with pytest.raises(ValueError, match="x and residual overlap in memory"):
+        norm.add_rms_norm(x, x, torch.ones(8), EPS)
+
+
+def test_dual_norm_concat_refuses_an_output_over_its_inputs():
+    buffer, weight = torch.randn(4, 16), torch.ones(8)
+    ids = torch.tensor([0, 1])
+    for inputs in ((buffer[:, :8], torch.randn(2, 8)), (torch.randn(4, 8), buffer[:2, 8:])):
+        with pytest.raises(ValueError, match=r"out and .* overlap in memory"):
+            norm.dual_norm_concat(ids, *inputs, weight, weight, EPS, out=buffer[:2])
+
+
+@pytest.mark.parametrize("bad", [2**40, -(2**40), 2**63 - 1, -(2**63)])
+def test_dual_norm_concat_of_ids_far_outside_the_embedding_is_nan(bad, device):
+    x, weight = torch.randn(2, 8, device=device), torch.ones(8, device=device)
+    ids = torch.tensor([bad, 1], device=device)
+    out = norm.dual_norm_concat(ids, x, x, weight, weight, EPS)
+    assert out[0, :8].isnan().all()
+    _assert_rms_norm(out[1:, :8], x[1:], weight)
 
 
 def test_add_rms_norm_refuses_another_number_of_rows():
@@ -239,6 +294,10 @@ def test_add_rms_norm_refuses_rows_that_overlap():
         ({"token_ids": torch.zeros(3, dtype=torch.int64)}, ValueError, "token_ids"),
         ({"token_ids": torch.zeros(2, dtype=torch.int64, device="meta")}, ValueError, "meta"),
         ({"embedding": torch.ones(5, 9)}, ValueError, "embedding"),
+        ({"embedding": torch.tensor(1.0)}, ValueError, r"embedding is \(\)"),
+        ({"hidden": torch.tensor(1.0)}, ValueError, r"hidden is \(\)"),
+        ({"token_ids": [0, 1]}, TypeError, "token_ids is a list"),
+        ({"eps": -1.0}, ValueError, "eps is -1.0"),
         ({"embedding": torch.ones(0, 8)}, ValueError, "embedding has no rows"),
         ({"embed_weight": torch.ones(9)}, ValueError, "embed_weight"),
         ({"hidden_weight": torch.ones(9)}, ValueError, "hidden_weight"),

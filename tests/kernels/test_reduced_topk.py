@@ -375,6 +375,71 @@ def test_some_scores_minus_infinity():
     torch.testing.assert_close(out.probs[0], expected)
 
 
+@pytest.mark.parametrize("bad", [-1, 300, 2**40, -(2**40)])
+def test_a_row_that_the_head_does_not_have_is_nan(bad):
+    """Of memory outside the head nothing is read."""
+    hidden, full, row_ids = rows_of(3, 64), rows_of(300, 64), some_ids(90, 300)
+    row_ids[17] = bad
+    ids = some_ids(90)
+    out = reduced_vocab_topk(
+        hidden, full, 4, row_ids=row_ids, token_map=ids, log_probs=True, out=poisoned(3, 4)
+    )
+    assert out.probs.isnan().all()
+    assert out.lse.isnan().all()
+    assert (out.token_ids[:, 0] == ids[17]).all()
+    row_ids[17] = row_ids[3]
+    truth = exact(hidden, full[row_ids])
+    truth[:, 17] = -math.inf
+    assert (out.token_ids[:, 1] == ids[truth.argmax(1)]).all()
+
+
+def test_scales_of_zero_nan_and_infinity():
+    hidden, head = ones(1, 16), ones(40, 16, dtype=torch.int8)
+    scale = torch.zeros(40, device=DEVICE)
+    out = reduced_vocab_topk(hidden, head, 3, head_scale=scale, out=poisoned(1, 3))
+    assert out.token_ids[0].tolist() == [0, 1, 2]
+    torch.testing.assert_close(out.probs, torch.full_like(out.probs, 1 / 40))
+    for bad in (math.nan, math.inf):
+        scale[[33, 8]] = bad
+        out = reduced_vocab_topk(hidden, head, 3, head_scale=scale, out=poisoned(1, 3))
+        assert out.token_ids[0].tolist() == [8, 33, 0]
+        assert out.probs.isnan().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bits", [0x7F, 0xFF])
+def test_nan_weights_of_an_fp8_head(bits):
+    """The interpreter reads these bits as a number."""
+    head = ones(40, 16).to(torch.float8_e4m3fn)
+    head.view(torch.uint8)[[30, 9], 5] = bits
+    scale = torch.ones(40, device=DEVICE)
+    for dtype in DTYPES:
+        hidden = ones(1, 16, dtype=dtype)
+        out = reduced_vocab_topk(hidden, head, 3, head_scale=scale, out=poisoned(1, 3))
+        assert out.token_ids[0].tolist() == [9, 30, 0]
+        assert out.probs.isnan().all()
+
+
+def test_one_element_of_any_stride():
+    """The stride of a dimension with one element says nothing."""
+    hidden, head = rows_of(1, 3).T, rows_of(50, 1)
+    temperature = torch.tensor([2.0, 9.0, 9.0], device=DEVICE)[::3]
+    out = reduced_vocab_topk(hidden, head, 3, out=poisoned(3, 3))
+    assert_right(out, hidden.contiguous(), head)
+    hidden, head = rows_of(1, 32), rows_of(50, 32)
+    out = reduced_vocab_topk(hidden, head, 3, temperature=temperature, out=poisoned(1, 3))
+    assert_right(out, hidden, head, temperature=temperature)
+
+
+def test_a_residual_that_is_hidden_itself():
+    hidden, head, weight = rows_of(2, 64), rows_of(100, 64), torch.ones(64, device=DEVICE)
+    doubled = (2 * hidden.double()).to(FP16)
+    out = reduced_vocab_topk(hidden, head, 5, norm=FinalNorm(weight, 1e-5, hidden))
+    apart = reduced_vocab_topk(doubled, head, 5, norm=FinalNorm(weight, 1e-5))
+    assert (hidden == doubled).all()
+    assert all((a == b).all() for a, b in zip(out, apart, strict=True))
+
+
 def test_no_rows():
     out = reduced_vocab_topk(rows_of(0, 32), rows_of(100, 32), 4)
     assert [tuple(t.shape) for t in out] == [(0, 4), (0, 4), (0,)]
@@ -460,16 +525,26 @@ def scratch(**replaced):
     [
         (ValueError, "k is 0", lambda: (ones(1, 8), ones(20, 8), 0), {}),
         (ValueError, "k is 65", lambda: (ones(1, 8), ones(90, 8), 65), {}),
+        (TypeError, "k is 2.0", lambda: (ones(1, 8), ones(20, 8), 2.0), {}),
+        (TypeError, "k is None", lambda: (ones(1, 8), ones(20, 8), None), {}),
+        (TypeError, "hidden is a list", lambda: ([[1.0]], ones(20, 8), 2), {}),
+        (TypeError, "head is a NoneType", lambda: (ones(1, 8), None, 2), {}),
+        (ValueError, "the 0 ids", lambda: (ones(1, 8), ones(0, 8), 1), {}),
         (ValueError, "the 20 ids", lambda: (ones(1, 8), ones(20, 8), 21), {}),
         (ValueError, "2-D", lambda: (ones(8), ones(20, 8), 2), {}),
         (ValueError, "head is", lambda: (ones(1, 8), ones(20, 9), 2), {}),
         (ValueError, "stride", lambda: (ones(8, 2).T, ones(20, 8), 2), {}),
         (TypeError, "hidden is", lambda: (ones(1, 8).float(), ones(20, 8), 2), {}),
         (TypeError, "head is", lambda: (ones(1, 8), ones(20, 8).float(), 2), {}),
-        (ValueError, "head_scale", lambda: (ones(1, 8), ones(20, 8, dtype=torch.int8), 2), {}),
         (
             ValueError,
-            "head_scale",
+            "int8 head needs head_scale",
+            lambda: (ones(1, 8), ones(20, 8, dtype=torch.int8), 2),
+            {},
+        ),
+        (
+            ValueError,
+            "float16 head takes no head_scale",
             lambda: (ones(1, 8), ones(20, 8), 2),
             {"head_scale": lambda: ones(20, dtype=torch.float32)},
         ),
@@ -484,6 +559,135 @@ def scratch(**replaced):
             "row_ids",
             lambda: (ones(1, 8), ones(20, 8), 2),
             {"row_ids": lambda: ones(5, dtype=torch.float32)},
+        ),
+        (
+            ValueError,
+            r"row_ids is \(\), expected",
+            lambda: (ones(1, 8), ones(20, 8), 1),
+            {"row_ids": lambda: torch.tensor(3, device=DEVICE)},
+        ),
+        (
+            ValueError,
+            r"row_ids is \(2, 2\)",
+            lambda: (ones(1, 8), ones(20, 8), 1),
+            {"row_ids": lambda: torch.zeros(2, 2, dtype=torch.int64, device=DEVICE)},
+        ),
+        (
+            ValueError,
+            "head has no rows",
+            lambda: (ones(1, 8), ones(0, 8), 1),
+            {"row_ids": lambda: torch.arange(3, device=DEVICE)},
+        ),
+        (
+            TypeError,
+            "row_ids is a list",
+            lambda: (ones(1, 8), ones(20, 8), 1),
+            {"row_ids": lambda: [1, 2]},
+        ),
+        (
+            TypeError,
+            "temperature is a float",
+            lambda: (ones(1, 8), ones(20, 8), 1),
+            {"temperature": lambda: 0.5},
+        ),
+        (
+            ValueError,
+            r"temperature is \(2, 1\)",
+            lambda: (ones(2, 8), ones(20, 8), 1),
+            {"temperature": lambda: ones(2, 1, dtype=torch.float32)},
+        ),
+        (
+            TypeError,
+            "norm is a Tensor; give a FinalNorm",
+            lambda: (ones(1, 8), ones(20, 8), 1),
+            {"norm": lambda: ones(8)},
+        ),
+        (
+            ValueError,
+            "eps is nan",
+            lambda: (ones(1, 8), ones(20, 8), 1),
+            {"norm": lambda: FinalNorm(ones(8), math.nan)},
+        ),
+        (
+            TypeError,
+            "eps is tensor",
+            lambda: (ones(1, 8), ones(20, 8), 1),
+            {"norm": lambda: FinalNorm(ones(8), torch.tensor(1e-5))},  # pyright: ignore[reportArgumentType]
+        ),
+        (
+            ValueError,
+            "rows of norm.residual share memory",
+            lambda: (ones(2, 8), ones(20, 8), 1),
+            {"norm": lambda: FinalNorm(ones(8), 1e-5, ones(1, 8).expand(2, 8))},
+        ),
+        (
+            TypeError,
+            "out is a tuple; give a TopK",
+            lambda: (ones(1, 8), ones(20, 8), 2),
+            {"out": lambda: tuple(allocate_output(1, 2, DEVICE))},
+        ),
+        (
+            TypeError,
+            "out.token_ids is torch.int32",
+            lambda: (ones(1, 8), ones(20, 8), 2),
+            {"out": lambda: poisoned(1, 2)._replace(token_ids=ones(1, 2).int())},
+        ),
+        (
+            ValueError,
+            "out.lse has stride 0",
+            lambda: (ones(2, 8), ones(20, 8), 2),
+            {"out": lambda: poisoned(2, 2)._replace(lse=poisoned(1, 2).lse.expand(2))},
+        ),
+        (
+            TypeError,
+            "workspace is a tuple; give a Workspace",
+            lambda: (ones(1, 8), ones(20, 8), 2),
+            {"workspace": lambda: tuple(scratch())},
+        ),
+        (
+            ValueError,
+            r"workspace.bests is \(64, 64\)",
+            lambda: (ones(1, 8), ones(20, 8), 2),
+            {"workspace": lambda: scratch(bests=ones(64, 64).long())},
+        ),
+        (
+            ValueError,
+            "workspace.bests holds 4",
+            lambda: (ones(9, 8), ones(20, 8), 2),
+            {"workspace": scratch},
+        ),
+        (
+            ValueError,
+            r"workspace.normed is \(64,\)",
+            lambda: (ones(1, 8), ones(20, 8), 2),
+            {
+                "norm": lambda: FinalNorm(ones(8), 1e-5),
+                "workspace": lambda: scratch(normed=ones(64)),
+            },
+        ),
+        (
+            TypeError,
+            "config is a tuple",
+            lambda: (ones(1, 8), ones(20, 8), 2),
+            {"config": lambda: (64, 32, 1, 1)},
+        ),
+        (
+            ValueError,
+            "block_v=48",
+            lambda: (ones(1, 8), ones(20, 8), 2),
+            {"config": lambda: LaunchConfig(48, 32, 1, 1)},
+        ),
+        (
+            ValueError,
+            "warps=3",
+            lambda: (ones(1, 8), ones(20, 8), 2),
+            {"config": lambda: LaunchConfig(64, 32, 3, 1)},
+        ),
+        (
+            ValueError,
+            "65536 slices; at most 65535",
+            lambda: (ones(1, 8), ones(1, 8).expand(65_536 * 16, 8), 1),
+            {"config": lambda: LaunchConfig(16, 32, 1, 1)},
         ),
         (
             TypeError,
@@ -529,7 +733,7 @@ def scratch(**replaced):
         ),
         (
             ValueError,
-            r"workspace.bests has strides \(2,\)",
+            r"workspace.bests is .* with strides \(2,\)",
             lambda: (ones(1, 8), ones(20, 8), 5),
             {"workspace": lambda: scratch(bests=ones(999, dtype=torch.int64)[::2])},
         ),
@@ -544,7 +748,7 @@ def scratch(**replaced):
         ),
         (
             ValueError,
-            r"workspace.normed has strides \(12, 1\)",
+            r"workspace.normed is .* with strides \(12, 1\)",
             lambda: (ones(2, 8), ones(20, 8), 5),
             {
                 "norm": lambda: FinalNorm(ones(8), 1e-5),

@@ -21,12 +21,14 @@ from torch import Tensor
 
 from . import norm_kernels as kernels
 from .norm_args import (
-    check_block,
+    check_apart,
+    check_config,
+    check_eps,
     check_rows,
     check_token_ids,
     check_weight,
     check_written,
-    width_of,
+    shape_of,
 )
 from .norm_launch import LaunchConfig, compile_specs, launch_config
 from .pdl import pdl_options
@@ -88,7 +90,7 @@ def rms_norm(
         x: [B, H], bf16, fp16 or fp32; rows may be strided. H up to 16,384, B may be 0.
         weight: [H], any of these types.
         eps: added to the mean square.
-        out: [B, H], written if given, ``x`` itself included.
+        out: [B, H], written if given: ``x`` itself, or memory apart from it.
         gemma: scale by 1 + weight.
         config: launch configuration, the table's by default.
 
@@ -96,10 +98,11 @@ def rms_norm(
         [B, H] in the type of ``x`` (of ``out`` if given).
 
     Raises:
-        ValueError: a shape, stride or device that does not fit.
+        ValueError: a shape, stride, device or ``eps`` that does not fit, or memory that overlaps.
         TypeError: a dtype outside those above.
     """
-    rows, width = x.shape[0], width_of(x)
+    rows, width = shape_of("x", x)
+    check_eps(eps)
     check_rows("x", x, rows, width, x.device)
     check_weight("weight", weight, width, x.device)
     if out is None:
@@ -107,8 +110,9 @@ def rms_norm(
     check_rows("out", out, rows, width, x.device)
     check_written("out", out)
     if rows:
+        check_apart("out", out, "x", x, in_place=True)
         block, num_warps = config or launch_config(rows, width)
-        check_block(block, width)
+        check_config(block, num_warps, width)
         kernels.rms_norm_kernel[(rows,)](
             x, weight, out, x.stride(0), out.stride(0), width, eps,
             GEMMA=gemma, BLOCK=block, num_warps=num_warps, **pdl_options(x.device),
@@ -129,22 +133,24 @@ def add_rms_norm(
 
     Args:
         x: [B, H], bf16, fp16 or fp32; rows may be strided. H up to 16,384, B may be 0.
-        residual: [B, H], any of these types.
+        residual: [B, H], any of these types, in memory apart from ``x``.
         weight, eps, gemma, config: as in :func:`rms_norm`.
 
     Raises:
-        ValueError: a shape, stride or device that does not fit.
+        ValueError: a shape, stride, device or ``eps`` that does not fit, or memory that overlaps.
         TypeError: a dtype outside those above.
     """
-    rows, width = x.shape[0], width_of(x)
+    rows, width = shape_of("x", x)
+    check_eps(eps)
     check_rows("x", x, rows, width, x.device)
     check_rows("residual", residual, rows, width, x.device)
     check_weight("weight", weight, width, x.device)
     check_written("x", x)
     check_written("residual", residual)
     if rows:
+        check_apart("x", x, "residual", residual)
         block, num_warps = config or launch_config(rows, width)
-        check_block(block, width)
+        check_config(block, num_warps, width)
         kernels.add_rms_norm_kernel[(rows,)](
             x, residual, weight, x.stride(0), residual.stride(0), width, eps,
             GEMMA=gemma, BLOCK=block, num_warps=num_warps, **pdl_options(x.device),
@@ -171,19 +177,20 @@ def dual_norm_concat(
         hidden: [B, H], any of these types; rows may be strided. H up to 16,384, B may be 0.
         embed_weight, hidden_weight: [H].
         eps: added to the mean squares.
-        out: [B, 2H], written if given.
+        out: [B, 2H], written if given, in memory apart from the others.
         config: launch configuration, the table's by default.
 
     Returns:
         [B, 2H] in the type of ``hidden`` (of ``out`` if given).
 
     Raises:
-        ValueError: a shape, stride or device that does not fit.
+        ValueError: a shape, stride, device or ``eps`` that does not fit, or memory that overlaps.
         TypeError: a dtype outside those above.
     """
-    rows, width, device = hidden.shape[0], width_of(hidden), hidden.device
+    (rows, width), device = shape_of("hidden", hidden), hidden.device
+    check_eps(eps)
     check_rows("hidden", hidden, rows, width, device)
-    check_rows("embedding", embedding, embedding.shape[0], width, device)
+    check_rows("embedding", embedding, shape_of("embedding", embedding)[0], width, device)
     check_weight("embed_weight", embed_weight, width, device)
     check_weight("hidden_weight", hidden_weight, width, device)
     check_token_ids(token_ids, rows, device)
@@ -194,8 +201,10 @@ def dual_norm_concat(
     if rows and not embedding.shape[0]:
         raise ValueError("embedding has no rows; it needs at least one")
     if rows:
+        check_apart("out", out, "hidden", hidden)
+        check_apart("out", out, "embedding", embedding)
         block, num_warps = config or launch_config(2 * rows, width)
-        check_block(block, width)
+        check_config(block, num_warps, width)
         kernels.dual_norm_concat_kernel[(rows, 2)](
             token_ids, embedding, hidden, embed_weight, hidden_weight, out,
             embedding.stride(0), hidden.stride(0), out.stride(0), embedding.shape[0], width, eps,

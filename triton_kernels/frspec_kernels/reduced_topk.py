@@ -36,6 +36,7 @@ from frspec_kernels.reduced_topk_args import (
 )
 from frspec_kernels.reduced_topk_launch import (
     LaunchConfig,
+    check_config,
     count_parts,
     launch_config,
     run_shard_merge,
@@ -170,11 +171,15 @@ def reduced_vocab_topk(
         head: [V, H] in hidden's type, fp8-e4m3 (NVIDIA, sm_89 and later) or int8; rows may be
             strided. With ``row_ids``, the full head [·, H].
         k: 1 to 64, at most V.
-        token_map: [V] distinct token ids of the head's rows, in [0, 2³¹); the values are not
-            checked. Without it a row's id is its ``row_ids`` entry, or its number.
+        token_map: [V] distinct token ids of the head's rows, in [0, 2³¹). The values are not
+            checked, that would synchronise with the host: ids beyond that range, or twice the same,
+            come out in the wrong order. Without it a row's id is its ``row_ids`` entry, or its
+            number.
         head_scale: [V] float32, with an fp8 or int8 head: the factor of each row.
-        row_ids: [V] rows of ``head`` to use: no copy of the reduced head is needed.
-        temperature: [B] float32, greater than 0: divides a row's logits.
+        row_ids: [V] rows of ``head`` to use: no copy of the reduced head is needed. A row that
+            ``head`` does not have has the score NaN.
+        temperature: [B] float32, greater than 0: divides a row's logits. 0 gives NaN; the values
+            are not checked.
         norm: RMSNorm to apply to ``hidden`` first.
         log_probs: return the logarithms of the probabilities.
         workspace, out: from :func:`allocate_workspace` and :func:`allocate_output`; needed in a
@@ -190,6 +195,8 @@ def reduced_vocab_topk(
     """
     inputs = HeadInputs(hidden, head, token_map, head_scale, row_ids, temperature, norm)
     check_inputs(inputs, k)
+    if config is not None:
+        check_config(config)
     out = out or allocate_output(inputs.rows, k, hidden.device)
     check_output(out, inputs.rows, k, hidden.device)
     if inputs.rows:
@@ -220,6 +227,8 @@ def reduced_vocab_topk_shard(
     """
     inputs = HeadInputs(hidden, head, token_map, head_scale, row_ids, temperature, norm)
     check_inputs(inputs, k)
+    if config is not None:
+        check_config(config)
     if out is None:
         out = torch.empty(inputs.rows, k + 1, dtype=torch.int64, device=hidden.device)
     check_tensor("out", out, (inputs.rows, k + 1), (torch.int64,))

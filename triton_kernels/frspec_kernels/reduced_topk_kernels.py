@@ -42,7 +42,7 @@ def _widen(w, dtype: tl.constexpr):
 def _tile_scores(
     hidden_ptr,  # [B, H]
     head_ptr,  # [·, H]
-    head_rows,  # [BLOCK_V] rows of the head
+    row_ids,  # [BLOCK_V] rows of the head
     offs_b,
     mask_b,
     H,
@@ -55,7 +55,7 @@ def _tile_scores(
 ):
     """[BLOCK_V, BLOCK_B] float32 products. The head is the left operand: it has the many rows."""
     offs_h = tl.arange(0, BLOCK_H)
-    head = head_ptr + head_rows.to(tl.int64)[:, None] * stride_head_row + offs_h[None, :]
+    head = head_ptr + row_ids.to(tl.int64)[:, None] * stride_head_row + offs_h[None, :]
     hidden = hidden_ptr + offs_b.to(tl.int64)[None, :] * stride_hidden_row + offs_h[:, None]
     scores = tl.zeros([BLOCK_V, BLOCK_B], tl.float32)
     for start in range(0, H, BLOCK_H):
@@ -75,7 +75,7 @@ def _tile_scores(
 @triton.jit
 def slice_topk_kernel(
     hidden_ptr,  # [B, H] bf16 or fp16
-    head_ptr,  # [V, H], or [·, H] when row_ids picks the rows
+    head_ptr,  # [V, H], or [head_rows, H] when row_ids picks the rows
     head_scale_ptr,  # [V] float32, or None
     row_ids_ptr,  # [V] int, or None
     token_ids_ptr,  # [V] int, or None: the draft id is the token id
@@ -85,6 +85,7 @@ def slice_topk_kernel(
     B,
     V,
     H,
+    head_rows,
     stride_hidden_row,
     stride_head_row,
     BLOCK_V: tl.constexpr,
@@ -101,13 +102,18 @@ def slice_topk_kernel(
     wait_for_previous(USE_PDL)
     # Rows past the end repeat the last one: loads without a mask, and in bounds.
     draft_ids = tl.minimum(offs_v, V - 1)
-    head_rows = draft_ids
+    row_ids = draft_ids
     if row_ids_ptr is not None:
-        head_rows = tl.load(row_ids_ptr + draft_ids)
+        row_ids = tl.load(row_ids_ptr + draft_ids)
+        row_ids = tl.where((row_ids >= 0) & (row_ids < head_rows), row_ids, 0)
     scores = _tile_scores(
-        hidden_ptr, head_ptr, head_rows, offs_b, mask_b, H,
+        hidden_ptr, head_ptr, row_ids, offs_b, mask_b, H,
         stride_hidden_row, stride_head_row, BLOCK_V, BLOCK_B, BLOCK_H, EVEN_H,
     )  # fmt: skip
+    if row_ids_ptr is not None:  # read again: nothing more to keep through the products
+        row_ids = tl.load(row_ids_ptr + draft_ids)
+        known = (row_ids >= 0) & (row_ids < head_rows)
+        scores = tl.where(known[:, None], scores, float("nan"))
     if head_scale_ptr is not None:
         scores *= tl.load(head_scale_ptr + draft_ids)[:, None]
     if temperature_ptr is not None:

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from frspec_kernels.pdl import pdl_options
-from frspec_kernels.reduced_topk_args import FinalNorm, HeadInputs, TopK, Workspace
+from frspec_kernels.reduced_topk_args import FinalNorm, HeadInputs, TopK, Workspace, check_is
 from frspec_kernels.reduced_topk_kernels import final_norm_kernel, slice_topk_kernel
 from frspec_kernels.reduced_topk_merge_kernels import merge_shards_kernel, merge_slices_kernel
 
 NORM_WARPS = 8
+MAX_SLICES = 65_535  # the second dimension of a grid
 
 
 class LaunchConfig(NamedTuple):
@@ -28,6 +29,18 @@ class LaunchConfig(NamedTuple):
     block_h: int
     warps: int
     stages: int
+
+
+def check_config(config: LaunchConfig) -> None:
+    """Raise for a launch configuration that Triton cannot compile."""
+    check_is("config", config, LaunchConfig)
+    tiles = config.block_v, config.block_h
+    fit = all(is_power_of_2(n) and n >= 16 for n in tiles) and is_power_of_2(config.warps)
+    if not fit or config.stages < 1:
+        raise ValueError(
+            f"{config}: give tiles of 16 or more and warps that are powers of two, and one stage "
+            "or more"
+        )
 
 
 # H200, H = 4096, `python -m bench tune --op reduced_topk`; times are in docs/measurements.md.
@@ -89,6 +102,11 @@ def next_power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
+def is_power_of_2(n: int) -> bool:
+    """Whether ``n`` is 1, 2, 4, …"""
+    return n > 0 and n & (n - 1) == 0
+
+
 @cache
 def _shared_memory(device: torch.device) -> int:
     """Bytes that a program may use; without a GPU, no limit."""
@@ -125,6 +143,8 @@ def run_slices(
     rows, hidden_size = hidden.shape
     config = config or launch_config(rows, inputs.vocab, head.element_size())
     parts = count_parts(config, inputs.vocab)
+    if parts > MAX_SLICES:
+        raise ValueError(f"{inputs.vocab} ids are {parts} slices; at most {MAX_SLICES} fit a grid")
     bests = _view("bests", workspace.bests, (rows, 2, parts))
     shape = (rows, parts, config.block_v)
     scores = None if k == 1 else _view("scores", workspace.scores, shape)
@@ -133,7 +153,8 @@ def run_slices(
     block_b = block_rows(rows)
     slice_topk_kernel[(-(-rows // block_b), parts)](
         hidden, head, inputs.head_scale, inputs.row_ids, inputs.token_ids, inputs.temperature,
-        scores, bests, rows, inputs.vocab, hidden_size, hidden.stride(0), head.stride(0),
+        scores, bests, rows, inputs.vocab, hidden_size, head.shape[0],
+        hidden.stride(0), head.stride(0),
         BLOCK_V=config.block_v, BLOCK_B=block_b, BLOCK_H=config.block_h,
         EVEN_H=hidden_size % config.block_h == 0,
         num_warps=config.warps, num_stages=fitting_stages(config, hidden, head, block_b),

@@ -44,7 +44,7 @@ def _slice_spec(config: LaunchConfig, hidden: str, head: str, block_b: int) -> C
         "token_ids_ptr": "*i64:16",
         "scores_ptr": "*fp32:16",
         "bests_ptr": "*i64:16",
-        **dict.fromkeys(("B", "V"), "i32"),
+        **dict.fromkeys(("B", "V", "head_rows"), "i32"),
         **dict.fromkeys(("H", "stride_hidden_row", "stride_head_row"), "i32:16"),
     }
     absent: dict[str, None] = {"row_ids_ptr": None, "temperature_ptr": None}
