@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """Draft decoding: every branch must see what it would see alone."""
 
 from dataclasses import replace
@@ -137,8 +138,21 @@ def test_refuses_sizes_that_it_was_not_made_for():
         fixed.tree(torch.arange(6), -1)
     with pytest.raises(ValueError, match="slots has 5 entries"):
         fixed.tree(torch.arange(5), 0)
+    with pytest.raises(TypeError, match="step is an int, got Tensor"):
+        fixed.tree(torch.arange(6), torch.tensor(1))
     with pytest.raises(ValueError, match="at least 1, got 1, 0, 3"):
         draft_branches(1, 0, 3, "cpu")
+    with pytest.raises(TypeError, match=r"are ints, got \(1, 2\.0, 3\)"):
+        draft_branches(1, 2.0, 3, "cpu")
+
+
+@pytest.mark.parametrize("shape", [(20, 1), (19, 2), (20,)], ids=str)
+def test_refuses_masks_without_a_row_for_each_branch_and_a_bit_for_each_slot(shape):
+    fixed = draft_branches(2, 10, 4, "cpu")
+    with pytest.raises(ValueError, match=r"20 branches .* 40 slots, 2 int32 words; got \["):
+        fixed.tree(torch.arange(80), 0, torch.zeros(shape, dtype=torch.int32))
+    words = torch.zeros(20, 1, dtype=torch.int64)
+    assert fixed.tree(torch.arange(80), 0, words).mask is words
 
 
 @pytest.mark.gpu

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 from itertools import pairwise
 
 import numpy as np
@@ -309,12 +310,33 @@ def test_impossible_shapes_are_refused(sizes, why):
         TreeShape(*sizes)
 
 
+@pytest.mark.parametrize("sizes", [(2.0, 2, 3), (2, "2", 3), (2, 2, torch.tensor(3))], ids=repr)
+def test_sizes_that_are_no_ints_are_refused(sizes):
+    with pytest.raises(TypeError, match=r"(top_k|steps|nodes) is an int, got (float|str|Tensor) "):
+        TreeShape(*sizes)
+
+
 def test_misfits_are_refused():
     shape = TreeShape(2, 2, 4)
     candidates = tree.empty_candidates(shape, 2, DEVICE)
     probs, tokens = random_round(shape, 2, 0, device=DEVICE)
     with pytest.raises(ValueError, match=r"step is in \[0, 2\), got 2"):
         tree.grow_tree(candidates, shape, 2, probs[1], tokens[1])
+    with pytest.raises(TypeError, match="step is an int, got Tensor"):
+        tree.grow_tree(candidates, shape, torch.tensor(1), probs[1], tokens[1])
+    flat = candidates._replace(scores=candidates.scores.flatten())
+    with pytest.raises(ValueError, match=r"candidates\.scores is \[B, 6\], got \[12\]"):
+        tree.grow_tree(flat, shape, 0, probs[0], tokens[0])
+    other = tree.empty_candidates(TreeShape(2, 3, 4), 2, DEVICE)
+    with pytest.raises(ValueError, match=r"candidates\.scores is contiguous \[2, 6\], got \[2, 10"):
+        tree.grow_tree(other, shape, 0, probs[0], tokens[0])
+    int32 = candidates._replace(parents=candidates.parents.int())
+    with pytest.raises(TypeError, match=r"candidates\.parents is torch\.int64"):
+        tree.grow_tree(int32, shape, 0, probs[0], tokens[0])
+    with pytest.raises(ValueError, match=r"beams\.tokens is contiguous \[4\], got \[2\]"):
+        tree.grow_tree(
+            candidates, shape, 0, probs[0], tokens[0], out=tree.empty_beams(shape, 1, DEVICE)
+        )
     with pytest.raises(ValueError, match=r"probs is \[2, 2\]"):
         tree.grow_tree(candidates, shape, 0, probs[1], tokens[1])
     with pytest.raises(TypeError, match="float32"):

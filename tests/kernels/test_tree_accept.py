@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 from itertools import pairwise
 
 import pytest
@@ -208,14 +209,36 @@ def test_misfits_are_refused():
             tree.accept_greedy(tokens, parents, logits, lens, 2)
     with pytest.raises(ValueError, match="target is on meta"):
         tree.accept_greedy(tokens, parents, torch.zeros(6, 9, device="meta"), lens, 2)
-    with pytest.raises(ValueError, match="N >= 1"):
+    with pytest.raises(ValueError, match=r"N in \[1, 1024\], got \[2, 0\]"):
         tree.accept_greedy(tokens[:, :0], parents[:, :0], tokens[:, :0], lens, 2)
+    with pytest.raises(ValueError, match=r"N in \[1, 1024\], got \[6\]"):
+        tree.accept_greedy(tokens.flatten(), parents, tokens, lens, 2)
+    many = torch.zeros(1, 1025, dtype=torch.int64, device=DEVICE)
+    with pytest.raises(ValueError, match=r"N in \[1, 1024\], got \[1, 1025\]"):
+        tree.accept_greedy(many, many.int(), many, lens[:1], 2)
     with pytest.raises(TypeError, match=r"target is torch\.int64"):
         tree.accept_greedy(tokens, parents, parents, lens, 2)
     with pytest.raises(TypeError, match=r"parents is torch\.int32"):
         tree.accept_greedy(tokens, tokens, tokens, lens, 2)
-    with pytest.raises(ValueError, match="max_path"):
-        tree.accept_greedy(tokens, parents, tokens, lens, 0)
+    for length in (0, -1, 1025):
+        with pytest.raises(ValueError, match=rf"max_path is in \[1, 1024\], got {length}"):
+            tree.accept_greedy(tokens, parents, tokens, lens, length)
+    with pytest.raises(TypeError, match="max_path is an int, got Tensor"):
+        tree.accept_greedy(tokens, parents, tokens, lens, torch.tensor(2))
+    with pytest.raises(ValueError, match=r"of 1 to 1048576 tokens, got 0"):
+        tree.accept_greedy(tokens, parents, torch.zeros(6, 0, device=DEVICE), lens, 2)
+    meta = [x.to("meta") for x in (tokens, parents, torch.empty(6, 2**20 + 1, device="meta"), lens)]
+    with pytest.raises(ValueError, match="of 1 to 1048576 tokens, got 1048577"):
+        tree.accept_greedy(*meta, max_path=2)
+    with pytest.raises(ValueError, match=r"seq_lens is contiguous \[2\].*strides \[2\]"):
+        tree.accept_greedy(tokens, parents, tokens, lens.repeat(2)[::2], 2)
+    out = tree.empty_accepted(2, 3, 2, DEVICE)._replace(accept_lens=lens)
+    with pytest.raises(TypeError, match=r"out\.accept_lens is torch\.int32, got torch\.int64"):
+        tree.accept_greedy(tokens, parents, tokens, lens, 2, out=out)
+    with pytest.raises(ValueError, match=r"out\.accept_index is contiguous \[2, 2\]"):
+        tree.accept_greedy(
+            tokens, parents, tokens, lens, 2, out=tree.empty_accepted(2, 3, 3, DEVICE)
+        )
     with pytest.raises(ValueError, match=r"slots is contiguous \[6\]"):
         tree.accept_greedy(tokens, parents, tokens, lens, 2, slots=lens)
     out = tree.empty_accepted(2, 3, 2, DEVICE)

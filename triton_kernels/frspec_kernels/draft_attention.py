@@ -32,13 +32,19 @@ class DraftBranches:
             slots: ``[B * N * S]`` cache slots, branch by branch.
             step: from 0.
             mask: ``[B * N, W]`` instead of every branch's own slots, for branches whose ancestors
-                lie in other branches' slots.
+                lie in other branches' slots; bit j is the j-th slot of the request.
 
         Raises:
-            ValueError: a step or slots outside the sizes that this was made for.
+            TypeError: a step that is not an int.
+            ValueError: a step, slots or mask outside the sizes that this was made for.
         """
-        if not 0 <= step < self.masks.shape[0]:
-            raise ValueError(f"step is in [0, {self.masks.shape[0]}), got {step}")
+        steps = self.masks.shape[0]
+        if not isinstance(step, int):
+            raise TypeError(f"step is an int, got {type(step).__name__}")
+        if not 0 <= step < steps:
+            raise ValueError(f"step is in [0, {steps}), got {step}")
+        if mask is not None:
+            self._check_mask(mask, self.branches * steps)
         if slots.numel() != self.key_depths.numel():
             raise ValueError(
                 f"slots has {slots.numel()} entries, but branches x steps of all requests are "
@@ -54,12 +60,29 @@ class DraftBranches:
             key_depths=self.key_depths,
         )
 
+    def _check_mask(self, mask: torch.Tensor, keys: int) -> None:
+        rows = self.masks.shape[1]
+        bits = 8 * mask.element_size() * mask.shape[-1] if mask.dim() == 2 else 0
+        if bits < keys or mask.shape[0] != rows:
+            raise ValueError(
+                f"mask has a row for each of {rows} branches and a bit for each of a request's "
+                f"{keys} slots, {-(-keys // 32)} int32 words; got {list(mask.shape)} {mask.dtype}"
+            )
+
 
 def draft_branches(
     batch: int, branches: int, num_steps: int, device: torch.device | str
 ) -> DraftBranches:
-    """Index lists, masks and depths for ``batch`` requests of ``branches`` branches."""
-    if min(batch, branches, num_steps) < 1:
+    """Index lists, masks and depths for ``batch`` requests of ``branches`` branches.
+
+    Raises:
+        TypeError: sizes that are not ints.
+        ValueError: sizes below 1.
+    """
+    sizes = (batch, branches, num_steps)
+    if not all(isinstance(size, int) for size in sizes):
+        raise TypeError(f"batch, branches and num_steps are ints, got {sizes}")
+    if min(sizes) < 1:
         raise ValueError(
             f"batch, branches and num_steps are at least 1, got {batch}, {branches}, {num_steps}"
         )

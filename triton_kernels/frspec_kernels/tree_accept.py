@@ -9,7 +9,7 @@ from torch import Tensor
 from .devices import check_devices
 from .pdl import pdl_options
 from .tree_accept_kernels import accept_greedy_kernel, argmax_kernel
-from .tree_args import INDEX_TYPES, Accepted, check_accepted, check_tensor
+from .tree_args import INDEX_TYPES, MAX_TOKEN_ID, Accepted, check_accepted, check_path, check_tensor
 from .tree_buffers import empty_accepted, empty_argmax_keys
 from .tree_launch import ARGMAX_BLOCK, ARGMAX_WARPS, accept_constexprs, accept_warps, argmax_slices
 
@@ -48,10 +48,7 @@ def accept_greedy(
     Raises:
         TypeError, ValueError: tensors that do not fit each other.
     """
-    if tokens.dim() != 2 or tokens.shape[1] < 1 or max_path < 1:
-        raise ValueError(
-            f"need tokens [B, N] with N >= 1, max_path >= 1; got {list(tokens.shape)}, {max_path}"
-        )
+    check_path(tokens, max_path)
     batch, nodes = tokens.shape
     check_tensor("tokens", tokens, (batch, nodes), torch.int64)
     check_tensor("parents", parents, (batch, nodes), torch.int32)
@@ -88,8 +85,8 @@ def _argmax(logits: Tensor, rows: int, keys: Tensor | None) -> tuple[int, Tensor
             f"with strides {list(logits.stride())}"
         )
     vocab = logits.shape[1]
-    if vocab < 1:
-        raise ValueError("logits have no columns")
+    if not 1 <= vocab <= MAX_TOKEN_ID:
+        raise ValueError(f"logits are of 1 to {MAX_TOKEN_ID} tokens, got {vocab}")
     slices = argmax_slices(vocab)
     if keys is None:
         keys = empty_argmax_keys(rows, vocab, logits.device)

@@ -23,6 +23,7 @@ class TreeShape:
         nodes: N, nodes of the final tree, its root (the bonus token) included.
 
     Raises:
+        TypeError: sizes that are not ints.
         ValueError: sizes outside of what the kernels take, or more nodes than candidates.
     """
 
@@ -31,6 +32,9 @@ class TreeShape:
     nodes: int
 
     def __post_init__(self) -> None:
+        for name, size in vars(self).items():
+            if not isinstance(size, int):
+                raise TypeError(f"{name} is an int, got {type(size).__name__} {size}")
         if not 1 <= self.top_k <= MAX_TOP_K:
             raise ValueError(f"top_k is in [1, {MAX_TOP_K}], got {self.top_k}")
         if not 1 <= self.steps <= MAX_STEPS:
@@ -132,9 +136,11 @@ def check_proposals(
     """The proposals of one growth step.
 
     Raises:
-        TypeError: another dtype.
+        TypeError: another dtype, a step that is not an int.
         ValueError: a step that the tree lacks, another shape, rows that are not contiguous.
     """
+    if not isinstance(step, int):
+        raise TypeError(f"step is an int, got {type(step).__name__}")
     if not 0 <= step < shape.steps:
         raise ValueError(f"step is in [0, {shape.steps}), got {step}")
     if probs.dtype != torch.float32 or token_ids.dtype != torch.int64:
@@ -170,7 +176,15 @@ def check_hidden(shape: TreeShape, step: int, batch: int, hidden: Tensor, out: T
 
 
 def check_candidates(shape: TreeShape, candidates: Candidates) -> int:
-    """The batch size of well-formed ``candidates``."""
+    """The batch size of well-formed ``candidates``.
+
+    Raises:
+        TypeError, ValueError: a tensor that does not fit the shape.
+    """
+    if candidates.scores.dim() != 2:
+        raise ValueError(
+            f"candidates.scores is [B, {shape.candidates}], got {list(candidates.scores.shape)}"
+        )
     batch = candidates.scores.shape[0]
     check_tensor("candidates.scores", candidates.scores, (batch, shape.candidates), torch.float32)
     check_tensor("candidates.tokens", candidates.tokens, (batch, shape.candidates), torch.int64)
@@ -192,6 +206,21 @@ def check_tree(tree: BuiltTree, shape: TreeShape, batch: int) -> None:
     check_tensor("out.mask", tree.mask, (*flat, shape.words), torch.int32)
     for name in ("tokens", "retrieve_index", "next_token", "next_sibling"):
         check_tensor(f"out.{name}", getattr(tree, name), (batch, n), torch.int64)
+
+
+def check_path(tokens: Tensor, max_path: int) -> None:
+    """The nodes to accept from, and how many of them.
+
+    Raises:
+        TypeError: a length that is not an int.
+        ValueError: no nodes, or more than the kernel takes.
+    """
+    if not isinstance(max_path, int):
+        raise TypeError(f"max_path is an int, got {type(max_path).__name__}")
+    if tokens.dim() != 2 or not 1 <= tokens.shape[1] <= MAX_NODES:
+        raise ValueError(f"tokens are [B, N] with N in [1, {MAX_NODES}], got {list(tokens.shape)}")
+    if not 1 <= max_path <= MAX_NODES:
+        raise ValueError(f"max_path is in [1, {MAX_NODES}], got {max_path}")
 
 
 def check_accepted(out: Accepted, batch: int, nodes: int, max_path: int, with_slots: bool) -> None:
