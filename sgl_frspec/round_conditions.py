@@ -19,13 +19,16 @@ def obstacle(draft_worker: Any, target_runner: Any) -> str | None:
     server_args = draft_worker.server_args
     paged_tree = target_runner.page_size > 1 and draft_worker.topk > 1
     reasons = {
-        "there are no CUDA graphs": not draft_worker.cuda_graph_runner_for_draft_extend,
         "the draft needs a forward pass a round": draft_worker.speculative_num_steps < 2,
         "head, tree and acceptance are not all ours": draft_worker.head is None
         or draft_worker.builder is None
         or not draft_worker.options.uses("accept"),
+        # Before the graphs: some of those backends are why SGLang captured none.
         "the attention backend is not frspec or triton": not all(
             isinstance(backend, TritonAttnBackend) for backend in backends
+        ),
+        "SGLang captured no CUDA graph of the draft's extend pass": not (
+            draft_worker.cuda_graph_runner_for_draft_extend
         ),
         "triton gives tree branches pages of their own": paged_tree
         and not takes_mask_words(backends[0]),

@@ -351,7 +351,12 @@ def phases(**changes: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"cuda_graph_runner_for_draft_extend": None}, "no CUDA graphs"),
+        ({"cuda_graph_runner_for_draft_extend": None}, "no CUDA graph of the draft's extend"),
+        # As on FA3, under which SGLang captures none.
+        (
+            {"attn_backend": SimpleNamespace(), "cuda_graph_runner_for_draft_extend": None},
+            "not frspec or triton",
+        ),
         ({"speculative_num_steps": 1}, "forward pass"),
         ({"head": None}, "not all ours"),
         ({"builder": None}, "not all ours"),
