@@ -32,6 +32,7 @@ def compile_specs() -> list[CompileSpec]:
         for vocab in TABLE_VOCABS
     }
     specs = [_slice_spec(*choice) for choice in used]
+    specs += [_gathered(s) for s in specs if s.signature["hidden_ptr"] == "*bf16:16"]
     specs += [_merge_spec(k, parts, v) for k in (1, 10, 64) for parts, v in MERGED]
     specs += [_shards_spec(k, shards) for k in (10, 64) for shards in (2, 8)]
     return [*specs, *(_norm_spec(block) for block in (2048, 4096, 8192))]
@@ -59,6 +60,13 @@ def _slice_spec(config: LaunchConfig, hidden: str, head: str, block_b: int) -> C
     return CompileSpec(
         slice_topk_kernel, signature, constexprs | absent, config.warps, config.stages
     )
+
+
+def _gathered(spec: CompileSpec) -> CompileSpec:
+    """The same with rows picked by id, and a temperature."""
+    more = {"row_ids_ptr": "*i64:16", "temperature_ptr": "*fp32:16"}
+    constexprs = {name: value for name, value in spec.constexprs.items() if name not in more}
+    return spec._replace(signature={**spec.signature, **more}, constexprs=constexprs)
 
 
 def _merge_spec(k: int, parts: int, block_v: int) -> CompileSpec:
