@@ -39,7 +39,9 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         metavar="NAME",
         help="a module of bench/ops or an operation; repeatable (default: all)",
     )
-    parser.add_argument("--case", default="", help="only cases whose id contains this")
+    parser.add_argument(
+        "--case", action="append", default=[], help="only cases whose id contains this; repeatable"
+    )
     parser.add_argument("--provider", action="append", default=[], help="only this one; repeatable")
     parser.add_argument("--out", type=Path, help="folder for CSV, JSON, Markdown and plots")
     parser.add_argument("--list", action="store_true", help="show operations, cases, providers")
@@ -55,9 +57,10 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def chosen_cases(op: OpSpec, on_gpu: bool, part: str) -> list[Case]:
-    """The operation's cases for this device whose id contains ``part``."""
-    return [case for case in (op.cases if on_gpu else op.small_cases) if part in case.id]
+def chosen_cases(op: OpSpec, on_gpu: bool, parts: Sequence[str]) -> list[Case]:
+    """The operation's cases for this device whose id contains one of ``parts``; all if none."""
+    cases = op.cases if on_gpu else op.small_cases
+    return [case for case in cases if any(part in case.id for part in parts or ("",))]
 
 
 def main(argv: list[str]) -> int:
@@ -80,9 +83,9 @@ def main(argv: list[str]) -> int:
     return _run(work, device, args, broken)
 
 
-def _work(selected: Sequence[OpSpec], on_gpu: bool, part: str, take_turns: bool) -> Work:
+def _work(selected: Sequence[OpSpec], on_gpu: bool, parts: Sequence[str], take_turns: bool) -> Work:
     """Cases of the operations, one operation after the other or in turns."""
-    by_op = [[(op, case) for case in chosen_cases(op, on_gpu, part)] for op in selected]
+    by_op = [[(op, case) for case in chosen_cases(op, on_gpu, parts)] for op in selected]
     if not take_turns:
         return list(chain.from_iterable(by_op))
     return [item for turn in zip_longest(*by_op) for item in turn if item is not None]
@@ -90,8 +93,11 @@ def _work(selected: Sequence[OpSpec], on_gpu: bool, part: str, take_turns: bool)
 
 def _complaint(work: Work, args: argparse.Namespace, broken: Sequence["BrokenEntry"]) -> str:
     known = {name for op, _ in work for name in op.providers}
+    unmatched = [part for part in args.case if not any(part in case.id for _, case in work)]
+    if unmatched and not broken:
+        return f"no case contains {' or '.join(unmatched)}; --list shows them"
     if not work:
-        return "" if broken else f"no case contains {args.case!r}; --list shows them"
+        return ""
     unknown = set(args.provider) - known
     return f"no provider {sorted(unknown)}; there are: {sorted(known)}" if unknown else ""
 

@@ -21,7 +21,9 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         metavar="NAME",
         help="a module of bench/ops or an operation; repeatable",
     )
-    parser.add_argument("--case", default="", help="only cases whose id contains this")
+    parser.add_argument(
+        "--case", action="append", default=[], help="only cases whose id contains this; repeatable"
+    )
     parser.add_argument("--top", type=int, default=5, help="configurations to print for each case")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter repetitions")
     return parser.parse_args(argv)
@@ -43,8 +45,10 @@ def main(argv: list[str]) -> int:
     if loaded is None:
         return 2
     selected, broken = loaded
-    if selected and not any(chosen_cases(op, True, args.case) for op in selected):
-        print(f"no case contains {args.case!r}; bench kernels --list shows them", file=sys.stderr)
+    unmatched = [p for p in args.case if not any(chosen_cases(op, True, [p]) for op in selected)]
+    if selected and unmatched:
+        sought = " or ".join(unmatched)
+        print(f"no case contains {sought}; bench kernels --list shows them", file=sys.stderr)
         return 2
     effort = timing.QUICK if args.quick else timing.FULL
     for op in selected:

@@ -70,7 +70,11 @@ def test_a_run_that_checked_nothing_does_not_pass(registered, capsys):
 
 @pytest.mark.parametrize(
     ("argv", "message"),
-    [(["--case", "rows77"], "rows77"), (["--provider", "nobody"], "nobody")],
+    [
+        (["--case", "rows77"], "no case contains rows77;"),
+        (["--case", "rows2", "--case", "rows77"], "no case contains rows77;"),
+        (["--provider", "nobody"], "nobody"),
+    ],
 )
 def test_bad_requests_exit_two(registered, capsys, argv, message):
     registered()
@@ -188,6 +192,15 @@ def test_provider_and_case_select(registered, capsys):
     registered(ours=provider(raises))
     assert main(["kernels", "--provider", "torch", "--case", "rows2"]) == 0
     assert "1 of 1 results right" in capsys.readouterr().out
+
+
+def test_cases_add_up_in_the_entrys_order(registered, capsys):
+    registered(small_cases=CASES)
+    wanted = ["--case", CASES[-1].id, "--case", CASES[0].id]
+    assert main(["kernels", "--provider", "torch", *wanted]) == 0
+    out = capsys.readouterr().out
+    assert "2 of 2 results right" in out
+    assert out.index(CASES[0].id) < out.index(CASES[-1].id)
 
 
 def test_files_hold_every_row_and_the_machine(registered, tmp_path):
