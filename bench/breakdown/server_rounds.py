@@ -12,7 +12,7 @@ from bench.breakdown.server_clock import Stretch, time_in_turns
 from bench.breakdown.server_trace import Traced, split_file
 from bench.serving import client
 from bench.serving.measure import middle
-from bench.serving.prompts import Prompts, Workload
+from bench.serving.prompts import ChainPrompts, Workload
 from bench.serving.servers import Fleet, Say, Server
 from bench.serving.trace_file import TraceError, record
 from sgl_frspec.explain import Speculation
@@ -34,7 +34,7 @@ class Rounds:
     """
 
     fleet: Fleet
-    prompts: Prompts
+    prompts: ChainPrompts
     workload: Workload
     spec: Speculation
     drafted: Mapping[str, tuple[str, int]]
@@ -46,7 +46,8 @@ class Rounds:
         if self._is_late("nothing is measured again"):
             return []
         servers = list(self.fleet.servers)
-        timed = time_in_turns(servers, self.workload, self.prompts, self.say)
+        steps = self.spec.steps
+        timed = time_in_turns(servers, self.workload, self.prompts, steps, self.say)
         traced = []
         for server in servers:
             name = server.variant.name

@@ -66,7 +66,7 @@ class ChainPrompts:
             for segment in range(workload.batch)
         ]
 
-    def wrong(self, workload: Workload, answers: Sequence[Answer]) -> int | None:
+    def wrong(self, workload: Workload, answers: Sequence[Answer]) -> int:
         """Answers that are not the chain."""
         return sum(
             answer.ids != self.chain.continuation(segment, len(answer.ids))

@@ -29,7 +29,7 @@ from bench.serving.chain_model import ChainModel
 from bench.serving.prompts import ChainPrompts, Workload
 from bench.serving.servers import Fleet
 from bench.serving.trace_file import TraceError, read_events
-from bench.serving.variants import Tree
+from bench.serving.variants import EAGLE, EAGLE_MAP, Tree, Variant
 from sgl_frspec.explain import Speculation, read_model_shape
 from tests.bench import breakdown_traces as synthetic
 from tests.bench.fake_server import fake_server
@@ -306,13 +306,13 @@ def test_servers_are_timed_and_traced_again_and_again(tmp_path, monkeypatch):
     assert len(list((tmp_path / "out" / "traces").rglob("*.gz"))) == 4
 
 
-def _streamed(chain, requests, counts, tokens=NEW_TOKENS):
-    """Parts of streamed answers: one behind the prefill, then one for each count of rounds."""
+def _streamed(chain, requests, lengths, rounds):
+    """Parts of streamed answers that long; the last ones say in how many rounds."""
     parts = []
-    for rounds in (0, *counts):
+    for length in lengths:
         for place in range(requests):
-            length = tokens if rounds == counts[-1] else 1 + 4 * rounds
-            meta = {"completion_tokens": length} | ({"spec_verify_ct": rounds} if rounds else {})
+            meta = {"completion_tokens": length}
+            meta |= {"spec_verify_ct": rounds} if length == lengths[-1] else {}
             ids = chain.continuation(place, length)
             parts.append({"index": place, "output_ids": ids, "meta_info": meta})
     return parts
@@ -332,7 +332,7 @@ class _Clock:
 def _fleet(url, names):
     process = SimpleNamespace(log_tail=lambda: "last line")
     return [
-        cast(Any, SimpleNamespace(variant=SimpleNamespace(name=n), url=url + n, process=process))
+        cast(Any, SimpleNamespace(variant=Variant(n, EAGLE_MAP), url=url + n, process=process))
         for n in names
     ]
 
@@ -342,6 +342,8 @@ def test_rounds_are_timed_between_parts_of_a_streamed_answer(requests, monkeypat
     chain = make_chain(2048, 1024, 0.8)
     monkeypatch.setattr(server_clock, "time", _Clock())
     asked = []
+    rounds = chain.cycles(0, NEW_TOKENS, 3, True)
+    early = next(n for n in range(5, 30) if chain.cycles(0, n, 3, True) == 4)
 
     def reply(path, body):
         assert body["stream"]
@@ -351,7 +353,7 @@ def test_rounds_are_timed_between_parts_of_a_streamed_answer(requests, monkeypat
         assert sampling["stream_interval"] == STREAM_INTERVAL
         assert sampling["temperature"] == 0
         asked.append(path)
-        parts = _streamed(chain, requests, (3, 9, 51))
+        parts = _streamed(chain, requests, (1, early, 100, NEW_TOKENS), rounds)
         if path.startswith("/wrong"):
             parts[-1]["output_ids"][-1] += 1
         return parts
@@ -360,36 +362,61 @@ def test_rounds_are_timed_between_parts_of_a_streamed_answer(requests, monkeypat
     with fake_server(reply) as url:
         servers = _fleet(url, ("/a", "/wrong"))
         workload = Workload(requests, 5)
-        found = server_clock.time_in_turns(servers, workload, ChainPrompts(chain), lines.append)
-    # An event is two lines, and the parts of the last round stand two rounds of parts behind.
+        found = server_clock.time_in_turns(servers, workload, ChainPrompts(chain), 3, lines.append)
+    # Two parts of every request later, two lines each.
     ms = 2 * 2 * requests
     assert [stretch.us for stretch in found["/a"]] == pytest.approx([1e3 * ms] * TURNS)
     for name, wrong in (("/a", 0), ("/wrong", 1)):
-        expected = {(48, (NEW_TOKENS - 1) / 51, wrong)}
+        expected = {(rounds - 4, (NEW_TOKENS - 1) / rounds, wrong)}
         assert {(s.rounds, s.accept_length, s.wrong) for s in found[name]} == expected
-    assert found["/a"][0].us_per_round == pytest.approx(1e3 * ms / 48)
+    assert found["/a"][0].us_per_round == pytest.approx(1e3 * ms / (rounds - 4))
     assert asked[:4] == [f"/{name}/generate" for name in ("wrong", "a", "a", "wrong")]
     assert lines == [f"/wrong: 1 of {requests} answers WRONG"] * (TURNS + 1)
 
 
+def test_a_server_without_a_map_runs_fewer_rounds(monkeypatch):
+    chain = make_chain(2048, 1024, 0.8)
+    full = chain.cycles(0, NEW_TOKENS, 3, False)
+    assert full == -(-(NEW_TOKENS - 1) // 4)
+    monkeypatch.setattr(server_clock, "time", _Clock())
+    with fake_server(lambda *_: _streamed(chain, 1, (1, 9, NEW_TOKENS), full)) as url:
+        servers = [SimpleNamespace(variant=Variant("full", EAGLE), url=url)]
+        found = server_clock.time_in_turns(
+            cast(Any, servers), Workload(1, 5), ChainPrompts(chain), 3, print
+        )
+    assert {stretch.rounds for stretch in found["full"]} == {full - 2}
+
+
 @pytest.mark.parametrize(
-    ("parts", "message"),
+    ("lengths", "rounds", "message"),
     [
-        ([], "no two parts of the answer count rounds"),
-        ([{"index": 0, "output_ids": [1], "meta_info": {"completion_tokens": 1}}], "no two parts"),
-        ([{"error": {"message": "out of memory"}}], "the stream says .*out of memory"),
+        ((), 0, "a stream of 0 parts with rounds"),
+        ((1, NEW_TOKENS), 85, "a stream of 1 parts with rounds"),
+        ((1, 9, NEW_TOKENS), 3, r"256 tokens in 3 rounds, \d+ by the chain"),
     ],
 )
-def test_a_stream_without_rounds_is_a_failed_server(parts, message):
+def test_a_stream_of_other_rounds_is_a_failed_server(lengths, rounds, message):
     chain = make_chain(2048, 1024, 0.8)
     lines = []
-    with fake_server(lambda path, body: parts) as url:
+    with fake_server(lambda *_: _streamed(chain, 1, lengths, rounds)) as url:
+        servers = _fleet(url, ("/a",))
         found = server_clock.time_in_turns(
-            _fleet(url, ("/a",)), Workload(1, 5), ChainPrompts(chain), lines.append
+            servers, Workload(1, 5), ChainPrompts(chain), 3, lines.append
         )
     assert found == {"/a": []}
     assert re.search(message, lines[0])
     assert len(lines) == 1
+
+
+def test_an_error_in_a_stream_is_a_failed_server():
+    lines = []
+    with fake_server(lambda *_: [{"error": {"message": "out of memory"}}]) as url:
+        prompts = ChainPrompts(make_chain(2048, 1024, 0.8))
+        found = server_clock.time_in_turns(
+            _fleet(url, ("/a",)), Workload(1, 5), prompts, 3, lines.append
+        )
+    assert found == {"/a": []}
+    assert "the stream says {'error': {'message': 'out of memory'}}" in lines[0]
 
 
 def test_nothing_is_traced_behind_the_time_limit(tmp_path):
