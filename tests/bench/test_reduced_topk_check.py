@@ -126,6 +126,32 @@ def test_a_lucky_zero_of_the_stock_chain_decides_nothing(problem):
     assert check(topk_of(half_as_far)[:2], lucky).ok
 
 
+@pytest.mark.parametrize("k", [2, 10, 64])
+def test_the_float32_rule_is_sharper_than_stock_over_what_it_returns(k):
+    """At a real width: of several values returned, stock is always further off than the bound."""
+    generator = torch.Generator().manual_seed(7)
+    hidden = torch.randn(8, 4096, generator=generator).bfloat16()
+    head = (torch.randn(2000, 4096, generator=generator) * 3 / 64).bfloat16()
+    truth = hidden.double() @ head.double().T
+    log_p = truth.log_softmax(1)
+    stock = (hidden @ head.T).float()
+    columns = stock.topk(k, dim=1).indices
+    off = stock.double().log_softmax(1).gather(1, columns) - log_p.gather(1, columns)
+    stock_error = off.abs().amax(1)
+
+    float32 = hidden.float() @ head.float().T
+    reference = Reference(truth, stock, float32, 4096, torch.arange(2000))
+    lse = truth.logsumexp(1)
+    scores, ids = truth.topk(k, dim=1)
+    right = (scores - lse[:, None]).exp().float()
+    assert check_float32((right, ids, lse.float()), reference).ok
+    at_least_stock = (right.double() * (1.5 * stock_error).exp()[:, None]).float()
+    for row in range(8):  # one row as far off as stock times 1.5: refused
+        probs = right.clone()
+        probs[row] = at_least_stock[row]
+        assert not check_float32((probs, ids, lse.float()), reference).ok
+
+
 def test_a_row_does_not_excuse_another(problem):
     truth, float32 = problem[2].truth, problem[2].float32.clone()
     float32[0] += torch.randn(VOCAB, generator=torch.Generator().manual_seed(1)) * 0.1
