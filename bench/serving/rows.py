@@ -10,6 +10,7 @@ from typing import Any
 from bench.serving.measure import Sample, middle
 from bench.serving.trace import RoundProfile
 from bench.serving.variants import EAGLE, EAGLE_MAP
+from sgl_frspec.maps.files import atomic_file
 
 FILE = "serve.json"
 
@@ -126,9 +127,8 @@ def write(rows: Sequence[Row], machine: Mapping[str, str], out: Path) -> None:
     """``serve.json`` with everything, ``serve.csv`` without the lists."""
     out.mkdir(parents=True, exist_ok=True)
     document = {"machine": dict(machine), "rows": [asdict(row) for row in rows]}
-    part = out / f"{FILE}.part"
-    part.write_text(json.dumps(document, indent=1) + "\n")
-    part.replace(out / FILE)
+    with atomic_file(out / FILE) as file:
+        file.write(f"{json.dumps(document, indent=1)}\n".encode())
     names = [f.name for f in fields(Row) if f.name not in ("ms_samples", "by_kernel")]
     with (out / "serve.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, names, extrasaction="ignore")

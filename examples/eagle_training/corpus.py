@@ -7,7 +7,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
+
+from sgl_frspec.maps.files import atomic_file
 
 _LONGEST_PERIOD = 48
 _REPEATS = 3
@@ -85,9 +87,9 @@ def save_documents(documents: list[Document], path: Path, vocab_size: int) -> No
         "domains": torch.tensor([domains.index(d.domain) for d in documents], dtype=torch.uint8),
         "greedy": torch.tensor([d.greedy for d in documents], dtype=torch.uint8),
     }
-    part = path.with_suffix(".part")
-    save_file(tensors, part, metadata={"domains": ",".join(domains), "vocab": str(vocab_size)})
-    part.replace(path)
+    metadata = {"domains": ",".join(domains), "vocab": str(vocab_size)}
+    with atomic_file(path) as file:
+        file.write(save(tensors, metadata=metadata))
 
 
 def load_documents(path: Path) -> list[Document]:

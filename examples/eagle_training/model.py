@@ -15,8 +15,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import nn
+
+from sgl_frspec.maps.files import atomic_file
 
 
 @dataclass(frozen=True)
@@ -179,9 +181,8 @@ def save_draft(draft: EagleDraft, folder: Path, embedding_factor: float = 1.0) -
     embedding, hidden = state["fc.weight"].detach().chunk(2, dim=1)
     state["fc.weight"] = torch.cat((embedding * embedding_factor, hidden), dim=1)
     weights = {k: v.detach().to(torch.bfloat16).cpu() for k, v in state.items()}
-    part = folder / "model.safetensors.part"
-    save_file(weights, part, metadata={"format": "pt"})
-    part.replace(folder / "model.safetensors")
+    with atomic_file(folder / "model.safetensors") as file:
+        file.write(save(weights, metadata={"format": "pt"}))
 
 
 def load_draft(folder: Path, dtype: torch.dtype = torch.float32) -> EagleDraft:

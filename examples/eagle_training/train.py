@@ -20,6 +20,7 @@ from examples.eagle_training.features import Batch, TrainingSet
 from examples.eagle_training.loss import head_loss
 from examples.eagle_training.model import EagleDraft
 from examples.eagle_training.tree import Shared
+from sgl_frspec.maps.files import atomic_file
 
 
 @dataclass(frozen=True)
@@ -157,8 +158,8 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "progress": progress,
         }
-        torch.save(state, self._state.with_suffix(".part"))
-        self._state.with_suffix(".part").replace(self._state)
+        with atomic_file(self._state) as file:
+            torch.save(state, file)
 
     def _rate(self) -> float:
         progress = min(1.0, self.elapsed / self.settings.seconds)

@@ -15,6 +15,7 @@ from typing import Any
 
 from examples.eagle_training.run import Context, TrainingRun, run_command_line
 from examples.gemma3_270m.prompts import held_out, starts, usable
+from sgl_frspec.maps.files import atomic_file
 
 SETTINGS = Path(__file__).parent / "settings.json"
 
@@ -43,7 +44,8 @@ class Run(TrainingRun):
             if len(ids) == s["beginning_tokens"]
         ]
         kept = usable(whole, self.held_out_contexts())
-        path.write_text(json.dumps(kept))
+        with atomic_file(path) as file:
+            file.write(json.dumps(kept).encode())
         return {"written": len(whole), "beginnings": len(kept)}
 
     def training_contexts(self) -> list[Context]:

@@ -40,6 +40,7 @@ from examples.smollm2_135m.serving import (
     generate,
     serving,
 )
+from sgl_frspec.maps.files import atomic_file
 from sgl_frspec.server_process import ServerError
 
 NEW_TOKENS = 128
@@ -65,9 +66,8 @@ class Store:
                 return [Reply(**reply) for reply in kept["replies"]]
         replies = answer()
         content = {"state": self._state, "replies": [asdict(reply) for reply in replies]}
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(content), encoding="utf-8")
-        part.replace(path)
+        with atomic_file(path) as file:
+            file.write(json.dumps(content).encode())
         return replies
 
 

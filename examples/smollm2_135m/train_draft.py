@@ -20,6 +20,7 @@ from examples.smollm2_135m.prompts import (
     open_turns,
     usable_prompts,
 )
+from sgl_frspec.maps.files import atomic_file
 
 SETTINGS = Path(__file__).parent / "settings.json"
 
@@ -49,7 +50,9 @@ class Run(TrainingRun):
             if ids and ids[-1] == end
         ]
         kept = usable_prompts(candidates, eval_prompts())
-        path.write_text(json.dumps([[p.text, p.domain] for p in kept], ensure_ascii=False))
+        rows = [[p.text, p.domain] for p in kept]
+        with atomic_file(path) as file:
+            file.write(json.dumps(rows, ensure_ascii=False).encode())
         return {"written": len(candidates), "prompts": len(kept)}
 
     def training_contexts(self) -> list[Context]:

@@ -1,5 +1,7 @@
 """The draft's forms against each other: training, tree and decoding must compute the same model."""
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +299,32 @@ def test_documents_and_counts_survive_storage(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
+def no_space(_: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_leaves_the_earlier_results(
+    draft: EagleDraft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = tmp_path / "d.safetensors"
+
+    def write() -> None:
+        save_documents([Document([1, 2, 3], 1, "own", True)], documents, VOCAB)
+
+    def keep() -> None:
+        save_draft(draft, tmp_path)
+
+    for save in (write, keep):
+        save()
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert {"d.safetensors", "model.safetensors"} <= set(before)
+    monkeypatch.setattr(os, "fsync", no_space)
+    for save in (write, keep):
+        with pytest.raises(ValueError, match="No space left on device; nothing was changed"):
+            save()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_padding_changes_no_feature(target: Any) -> None:
     documents = [
         Document(torch.randint(VOCAB, (n,)).tolist(), 3, "chat", True) for n in (5, 64, 65, 30)
@@ -363,7 +391,9 @@ def test_draft_folder_has_the_names_that_sglang_loads(draft: EagleDraft, tmp_pat
         assert torch.equal(loaded.state_dict()[name], value.to(torch.bfloat16).float()), name
 
 
-def test_training_lengthens_what_is_accepted(target: Any, shared: Shared, tmp_path: Path) -> None:
+def test_training_lengthens_what_is_accepted(
+    target: Any, shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A short run on the target's own greedy replies, interrupted and continued."""
     contexts = [torch.randint(8, VOCAB, (6,)).tolist() for _ in range(96)]
     decode = DecodeSettings(stop_ids=(STOP,), max_length=40, rows=96)
@@ -396,3 +426,10 @@ def test_training_lengthens_what_is_accepted(target: Any, shared: Shared, tmp_pa
         trainer.best,
     )
     assert torch.equal(fresh.fc.weight, draft.fc.weight)
+
+    stored = (tmp_path / "trainer.pt").read_bytes()
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(ValueError, match="nothing was changed"):
+        trainer.checkpoint(parts, lambda _: 0.0, lambda _: None)
+    assert (tmp_path / "trainer.pt").read_bytes() == stored
+    assert not list(tmp_path.glob(".trainer.pt*"))
