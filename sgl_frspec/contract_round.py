@@ -78,6 +78,19 @@ ROUND_NEEDS: tuple[Need, ...] = (
         optional=True,
     ),
     *in_module(
+        "sglang.srt.model_executor.model_runner",
+        *values("ModelRunner", "read: the logits that graphs share", "graph_shared_output"),
+    ),
+    *in_module(
+        "sglang.srt.model_executor.graph_shared_output",
+        cls("GraphSharedOutput", "its buffers"),
+        fn(
+            "GraphSharedOutput.get_logits_buffer",
+            "called: the target's logits in a captured round",
+            ("self", "vocab_size", "rows"),
+        ),
+    ),
+    *in_module(
         "sglang.srt.speculative.eagle_worker_common",
         fn(
             "prepare_for_draft",
