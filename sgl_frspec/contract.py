@@ -6,6 +6,7 @@ the plugin loads; tests compare it with each supported release, and with this pa
 """
 
 from sgl_frspec.contract_attention import ATTENTION_NEEDS
+from sgl_frspec.contract_batches import BATCH_NEEDS
 from sgl_frspec.contract_entry import SELF as _SELF
 from sgl_frspec.contract_entry import Need
 from sgl_frspec.contract_entry import cls as _cls
@@ -41,6 +42,7 @@ FIELD_HOLDERS = (
 _LAST_SLOT = ("req_to_token", "req_pool_indices_tensor", "prefix_lens_tensor")
 
 NEEDS: tuple[Need, ...] = (
+    *BATCH_NEEDS,
     *ROUND_NEEDS,
     *SAMPLING_NEEDS,
     # The algorithm.

@@ -78,19 +78,6 @@ ROUND_NEEDS: tuple[Need, ...] = (
         optional=True,
     ),
     *in_module(
-        "sglang.srt.model_executor.model_runner",
-        *values("ModelRunner", "read: the logits that graphs share", "graph_shared_output"),
-    ),
-    *in_module(
-        "sglang.srt.model_executor.graph_shared_output",
-        cls("GraphSharedOutput", "its buffers"),
-        fn(
-            "GraphSharedOutput.get_logits_buffer",
-            "called: the target's logits in a captured round",
-            ("self", "vocab_size", "rows"),
-        ),
-    ),
-    *in_module(
         "sglang.srt.speculative.eagle_worker_common",
         fn(
             "prepare_for_draft",
@@ -207,7 +194,6 @@ ROUND_NEEDS: tuple[Need, ...] = (
         "sglang.srt.layers.logits_processor",
         cls("LogitsProcessorOutput", "constructed by the head"),
     ),
-    *in_module("sglang.srt.managers.utils", cls("GenerationBatchResult", "constructed")),
     *in_module(
         "sglang.srt.utils.common",
         fn("fast_topk", "called for --frspec-stock head", ("values", "topk", "dim")),

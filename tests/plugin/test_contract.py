@@ -86,6 +86,7 @@ T = "sglang.srt.managers.scheduler.Scheduler.run_batch"
 class W(EAGLEWorkerV2):
     def verify(self, batch): return self.target_worker, self.own
     def unrelated(self): self.own = eagle_worker_v2.fast_topk
+    def lengths(self, batch): return batch.seq_lens, self.target_worker.model_runner.model
 def f(batch: "ForwardBatch"): return batch.seq_lens
 """
     worker = "sglang.srt.speculative.eagle_worker_v2"
@@ -97,6 +98,8 @@ def f(batch: "ForwardBatch"): return batch.seq_lens
         ("sglang.srt.model_executor.forward_batch_info", "ForwardBatch"),
         ("sglang.srt.model_executor.forward_batch_info", "ForwardBatch.seq_lens"),
         ("sglang.srt.managers.scheduler", "Scheduler.run_batch"),
+        ("sglang.srt.managers.schedule_batch", "ScheduleBatch.seq_lens"),
+        ("sglang.srt.model_executor.model_runner", "ModelRunner.model"),
     }
     assert server_arguments("server_args.a = 1; getattr(server_args, 'b', 0)") == {"a", "b"}
 

@@ -2,7 +2,8 @@
 
 Found are: imported names and their attributes, dotted names in strings (hook targets), methods that
 override one of an SGLang base class, attributes of ``self`` that only such a base can provide,
-attributes of parameters annotated with an SGLang class, and SGLang's server arguments.
+attributes of parameters annotated with an SGLang class and of names that hold its objects, and
+SGLang's server arguments.
 """
 
 import ast
@@ -14,6 +15,21 @@ from sgl_frspec.source_tree import SourceTree
 PACKAGE = Path(__file__).parents[2] / "sgl_frspec"
 # Parameters that hold SGLang's objects without saying so: their classes differ by release.
 UNANNOTATED = {"factory": ("sglang.srt.speculative.draft_utils", "DraftBackendFactory")}
+# Names, of variables and of attributes, that hold an SGLang object wherever SGLang is imported.
+_RUNNER = ("sglang.srt.model_executor.model_runner", "ModelRunner")
+HOLDERS = {
+    "batch": ("sglang.srt.managers.schedule_batch", "ScheduleBatch"),
+    "batch_result": ("sglang.srt.managers.utils", "GenerationBatchResult"),
+    "draft_input": ("sglang.srt.speculative.eagle_info", "EagleDraftInput"),
+    "draft_runner": _RUNNER,
+    "forward_batch": ("sglang.srt.model_executor.forward_batch_info", "ForwardBatch"),
+    "graph_shared_output": (
+        "sglang.srt.model_executor.graph_shared_output",
+        "GraphSharedOutput",
+    ),
+    "model_runner": _RUNNER,
+    "target_runner": _RUNNER,
+}
 # Not part of the engine process: they stand in for other packages, or run SGLang as a command.
 OUTSIDE = ("cpu_engine/stand_ins", "contract.py")
 
@@ -32,6 +48,8 @@ def used_names(source: str, tree: SourceTree) -> set[Name]:
     imported = dict(_imports(module, tree))
     used = {name for name in imported.values() if name[1]}
     used |= set(_strings(module))
+    if imported:
+        used |= set(_of_holders(module))
     for node in ast.walk(module):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             owner = imported.get(node.value.id)
@@ -84,6 +102,15 @@ def _strings(module: ast.Module) -> Iterator[Name]:
             first = next((i for i, word in enumerate(words) if word[:1].isupper()), None)
             if first is not None:
                 yield ".".join(words[:first]), ".".join(words[first:])
+
+
+def _of_holders(module: ast.Module) -> Iterator[Name]:
+    for node in ast.walk(module):
+        match node:
+            case ast.Attribute(value=ast.Name(id=holder), attr=name) if holder in HOLDERS:
+                yield HOLDERS[holder][0], f"{HOLDERS[holder][1]}.{name}"
+            case ast.Attribute(value=ast.Attribute(attr=holder), attr=name) if holder in HOLDERS:
+                yield HOLDERS[holder][0], f"{HOLDERS[holder][1]}.{name}"
 
 
 def _of_class(cls: ast.ClassDef, imported: dict[str, Name], tree: SourceTree) -> Iterator[Name]:
