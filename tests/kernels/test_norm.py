@@ -1,4 +1,5 @@
 import math
+import random
 
 import numpy as np
 import pytest
@@ -6,7 +7,7 @@ import torch
 
 from bench.checks import no_worse_than_torch
 from bench.providers import poisoned
-from frspec_kernels import norm
+from frspec_kernels import norm, norm_args
 
 EPS = 1e-5
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -252,6 +253,36 @@ def test_input_and_output_may_stand_side_by_side(device):
     x, out, weight = buffer[:, 10:18], buffer[:, 2:10], torch.ones(8, device=device)
     norm.rms_norm(x, weight, EPS, out=out)
     _assert_rms_norm(out, x, weight)
+
+
+def test_no_overlap_is_missed():
+    """Against the sets of addresses, of random rows in one buffer."""
+    pick, buffer = random.Random(3), torch.zeros(200)
+
+    def rows_in_buffer():
+        width = pick.randint(1, 8)
+        shape, stride = (pick.randint(1, 4), width), (pick.randint(width, 12), 1)
+        return buffer.as_strided(shape, stride, pick.randint(0, 60))
+
+    def addresses(x):
+        return [set(range(r, r + x.shape[1])) for r in range(x.storage_offset(), 200, x.stride(0))]
+
+    refused = 0
+    for _ in range(3000):
+        out, other, in_place = rows_in_buffer(), rows_in_buffer(), pick.random() < 0.5
+        written, read = addresses(out)[: len(out)], addresses(other)[: len(other)]
+        harm = any(
+            a & b and not (in_place and i == j and a == b)
+            for i, a in enumerate(written)
+            for j, b in enumerate(read)
+        )
+        try:
+            norm_args.check_apart("out", out, "other", other, in_place=in_place)
+        except ValueError:
+            refused += 1
+        else:
+            assert not harm, (out.shape, out.stride(), other.shape, other.stride())
+    assert 1000 < refused < 2500
 
 
 def test_add_rms_norm_refuses_a_residual_that_is_its_input():
