@@ -93,6 +93,8 @@ def _work(selected: Sequence[OpSpec], on_gpu: bool, parts: Sequence[str], take_t
 
 def _complaint(work: Work, args: argparse.Namespace, broken: Sequence["BrokenEntry"]) -> str:
     known = {name for op, _ in work for name in op.providers}
+    if args.time_limit is not None and not args.time_limit >= 0:
+        return f"--time-limit is {args.time_limit}; give seconds, 0 or more"
     unmatched = [part for part in args.case if not any(part in case.id for _, case in work)]
     if unmatched and not broken:
         return f"no case contains {' or '.join(unmatched)}; --list shows them"

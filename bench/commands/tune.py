@@ -39,6 +39,9 @@ def main(argv: list[str]) -> int:
     if device.type != "cuda":
         print("tune times launch configurations and needs a GPU", file=sys.stderr)
         return 2
+    if args.top < 1:
+        print(f"--top is {args.top}; give 1 or more", file=sys.stderr)
+        return 2
     from bench import ops
 
     loaded = ops.load_or_complain(args.op)

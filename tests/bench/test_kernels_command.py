@@ -74,6 +74,8 @@ def test_a_run_that_checked_nothing_does_not_pass(registered, capsys):
         (["--case", "rows77"], "no case contains rows77;"),
         (["--case", "rows2", "--case", "rows77"], "no case contains rows77;"),
         (["--provider", "nobody"], "nobody"),
+        (["--time-limit", "nan"], "--time-limit is nan; give seconds"),
+        (["--time-limit", "-1"], "--time-limit is -1.0; give seconds"),
     ],
 )
 def test_bad_requests_exit_two(registered, capsys, argv, message):

@@ -22,6 +22,12 @@ def test_needs_a_gpu(toy, monkeypatch, capsys):
     assert "needs a GPU" in capsys.readouterr().err
 
 
+def test_no_configurations_to_print_is_a_bad_request(toy, monkeypatch, capsys):
+    monkeypatch.setattr(tune, "pick_device", lambda: torch.device("cuda"))
+    assert main(["tune", "--op", "double", "--top", "0"]) == 2
+    assert "--top is 0; give 1 or more" in capsys.readouterr().err
+
+
 def test_a_case_that_nothing_has_is_a_bad_request(toy, monkeypatch, capsys):
     monkeypatch.setattr(tune, "pick_device", lambda: torch.device("cuda"))
     assert main(["tune", "--op", "double", "--case", "rows64", "--case", "rows77"]) == 2
