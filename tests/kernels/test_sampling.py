@@ -7,10 +7,12 @@ import torch
 
 from frspec_kernels import sampling_launch, sampling_random_reference
 from frspec_kernels.sampling import (
+    DraftLists,
     Sampling,
     accept_sampled,
     allocate_sampling_workspace,
 )
+from frspec_kernels.sampling_proposal import draw_children
 from frspec_kernels.sampling_tree_reference import Thresholds
 from tests.kernels.sampling_problem import (
     DEVICE,
@@ -138,6 +140,57 @@ def test_thresholds(thresholds, monkeypatch):
     single, accumulated = thresholds
     got = run(p, threshold_single=single, threshold_acc=accumulated)
     assert_outcomes(p, got, Thresholds(single, accumulated))
+
+
+@pytest.mark.parametrize(("likely", "scale"), [(0, 0.0), (1, 0.0), (0, 1e-34), (1, 1e-34)])
+def test_lists_with_little_to_draw_from(likely, scale, monkeypatch):
+    """Behind the fixed candidates and ``likely`` more: no probability, or hardly any.
+
+    The drawn children are the next candidates in the list's order, as the draw has it.
+    """
+    levels_only(monkeypatch)
+    fixed = 2
+    p = with_lists(problem(BATCH, NODES, VOCAB, 4, 5), 16, fixed, 5)
+    assert p.lists is not None
+    p.lists.q[:, :, fixed + likely :] *= scale
+    places = {}
+    for b, n in p.lists.drawn.nonzero().tolist():
+        parent = int(p.parents[b, n])
+        places[b, parent] = places.get((b, parent), fixed - 1) + 1
+        row = int(p.lists.rows[b, parent])
+        p.tokens[b, n] = p.lists.ids[b, row, places[b, parent]]
+    assert {fixed, fixed + 1} <= set(places.values())
+    p = p.on(DEVICE)
+    paths = assert_outcomes(p, run(p))
+    assert max(len(path.nodes) for path in paths) > 1
+
+
+def test_a_cold_draft_takes_nothing_from_a_target_that_differs():
+    """At T = 0.05 all but the best candidate of the draft underflow; token 20 is the target's.
+
+    Of 64 replies one in 350 runs would have another: p(20) = 0.99995.
+    """
+    batch, width = 64, 8
+    probs = torch.tensor([0.999, *(1e-4 * 0.5**i for i in range(width - 1))])
+    probs = probs.expand(batch, -1).contiguous().to(DEVICE)
+    ids = torch.arange(width, device=DEVICE).expand(batch, -1).contiguous()
+    cold = torch.full((batch,), 0.05, device=DEVICE)
+    seeds, lens = torch.arange(batch, device=DEVICE), torch.full((batch,), 10, device=DEVICE)
+    children = draw_children(probs, ids, cold, seeds, lens, 0, children=2, fixed=1)
+    tokens = torch.cat([lens[:, None] * 0, children.token_ids], 1)
+    logits = torch.zeros(batch * 3, 32, device=DEVICE)
+    logits[:, 1:width], logits[:, 20] = 0.2, 0.8
+
+    def each(row, dtype=torch.int32):
+        return torch.tensor([row], dtype=dtype, device=DEVICE).expand(batch, -1).contiguous()
+
+    lists = DraftLists(
+        each([0, 0, 1], torch.int8), each([0, -1, -1]), ids[:, None], children.q[:, None], 1
+    )
+    none = torch.zeros_like(cold)
+    sampling = Sampling(cold, none.int(), none + 1, none, seeds, truncates=False)
+    got = accept_sampled(logits, tokens, each([-1, 0, 0]), lens, 2, sampling, lists=lists)
+    assert got.path_tokens[:, 0].tolist() == [20] * batch
 
 
 ODD_ROWS = {

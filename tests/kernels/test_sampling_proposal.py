@@ -79,6 +79,31 @@ def test_missing_candidates_come_last():
     assert_same_children(got, expected)
 
 
+def test_at_a_low_temperature_what_is_left_is_taken_in_order():
+    """0.9 : 1e-3 is 10^-118 at T = 1/40, and 0.9 : 0.1 is 10^-38.2: neither is drawn from."""
+    probs = torch.tensor([[0.9, 0.5, 0.1, 1e-3, 1e-4], [0.9, 0.88, 0.86, 0.1, 1e-3]])
+    ids = torch.tensor([[9, 4, 3, 2, 8], [5, 1, 7, 0, 6]])
+    temperatures, lens = torch.full((2,), 0.025), torch.tensor([3, 4])
+    expected = draw_children_on_cpu(probs, ids, temperatures, lens, lens, 0, children=4, fixed=1)
+    probs_there, ids_there, cold, here = (x.to(DEVICE) for x in (probs, ids, temperatures, lens))
+    got = draw_children(probs_there, ids_there, cold, here, here, 0, children=4, fixed=1)
+    assert_same_children(got, expected)
+    assert got.token_ids[0].tolist() == [9, 4, 3, 2]
+    assert got.token_ids[1, 3] == 0
+    assert got.scores[:, 3].tolist() == [0, 0]
+    assert (got.q.cpu() == 0).tolist() == [
+        [False, False, True, True, True],
+        [False] * 3 + [True] * 2,
+    ]
+    for row in range(2):
+        tokens, scores, q = draw_children_reference(
+            probs[row], ids[row], 0.025, int(lens[row]), int(lens[row]), 0, 0, 4, 1
+        )
+        assert got.token_ids[row].tolist() == tokens
+        assert got.scores[row].tolist() == pytest.approx(scores, abs=1e-6)
+        torch.testing.assert_close(got.q[row].cpu().double(), q, rtol=1e-5, atol=1e-7)
+
+
 def test_a_greedy_request_proposes_what_the_head_found_best():
     """Children and scores of a step without a draw, bit for bit."""
     probs, ids = lists(6, 8, 3)

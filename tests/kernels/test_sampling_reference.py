@@ -82,6 +82,22 @@ def test_target_mass_entirely_off_the_map():
     assert torch.equal(residual, p)
 
 
+def test_a_child_without_probability_is_the_lists_next():
+    """It is certain, so it is accepted by p, and p without it is left."""
+    p = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    ids, q = torch.arange(3), torch.tensor([1.0, 0, 0], dtype=torch.float64)
+    assert Proposal(ids, q, 1, ()).drawn_from(()).tolist() == [0, 1, 0]
+    assert Proposal(ids, q, 1, ()).drawn_from((1,)).tolist() == [0, 0, 1]
+    assert Proposal(ids, q, 1, ()).drawn_from((1, 2)).tolist() == [0, 0, 0]
+    chances, residual = sibling_rule(p, Proposal(ids, q, 1, (0, 1)))
+    assert chances == pytest.approx([0.1, 0.2 / 0.9])
+    expected = torch.tensor([0, 0, 3 / 7, 4 / 7], dtype=torch.float64)
+    torch.testing.assert_close(residual, expected, atol=EXACT, rtol=0)
+    for drawn in (1, 2):
+        out = output_of_node(p, ids, q, 1, (0,), drawn)
+        torch.testing.assert_close(out, p, atol=EXACT, rtol=0)
+
+
 def test_a_perfect_draft_is_always_accepted():
     p = distribution(torch.Generator().manual_seed(1), 6)
     ids, q = candidates(p, 6)
@@ -264,7 +280,17 @@ def one_token(g, vocab):
     return p, q, 1
 
 
+def a_certain_draft(g, vocab):
+    """All but its best one or two candidates have no probability left: underflow at a low T."""
+    p, q, count = filtered(g, vocab)
+    for place, (context, x) in enumerate(q.items()):
+        best = x.topk(1 + place % 2)
+        q[context] = torch.zeros_like(x).scatter(0, best.indices, best.values / best.values.sum())
+    return p, q, count
+
+
 FAMILIES = {
+    "a certain draft": a_certain_draft,
     "mass off the map": off_the_map,
     "q = p": the_same,
     "a point mass": a_point_mass,
@@ -281,7 +307,7 @@ FAMILIES = {
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_trees_of_every_kind_reproduce_the_target(family, seed):
-    """240 random targets, drafts, maps and trees."""
+    """270 random targets, drafts, maps and trees."""
     g = torch.Generator().manual_seed(1000 + seed)
     vocab = 5
     p, q, count = FAMILIES[family](g, vocab)

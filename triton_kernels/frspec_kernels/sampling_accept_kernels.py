@@ -161,10 +161,13 @@ def decide_children_kernel(
         turn = tl.min(tl.where(drawn, idx, BLOCK_N), axis=0)
         while (chosen == BLOCK_N) & (turn < BLOCK_N):
             here = listed & (ids == pick(token, turn, BLOCK_N))
-            proposed = q / tl.maximum(tl.sum(q, axis=0), 1e-30)
+            # With no mass left to draw from, the child is the list's next candidate for certain.
+            drawable = tl.sum(q, axis=0)
+            certain = tl.where(here, 1.0, 0.0)
+            proposed = tl.where(drawable > 0, q / tl.where(drawable > 0, drawable, 1.0), certain)
             p_here = tl.sum(tl.where(here, left, 0.0), axis=0)
             q_here = tl.sum(tl.where(here, proposed, 0.0), axis=0)
-            if pick(coin, turn, BLOCK_N) * q_here < p_here:
+            if (q_here > 0) & (pick(coin, turn, BLOCK_N) * q_here < p_here):
                 chosen = turn
             else:
                 left = tl.maximum(left - proposed, 0.0)

@@ -33,7 +33,8 @@ class DraftLists(NamedTuple):
     """What drawn children were drawn from: candidates of a draft step, best first.
 
     The children of node n were proposed from list ``rows[b, n]``: the first ``fixed`` candidates
-    are never drawn, the others by their share of what is left, without replacement.
+    are never drawn, the others by their share of what is left, without replacement; when that is
+    0, the next one in the list's order.
     """
 
     drawn: Tensor  # [B, N] int8: 1 for a drawn node, 0 for a fixed one

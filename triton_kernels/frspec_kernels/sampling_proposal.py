@@ -8,9 +8,11 @@ this list, tempered and renormalised:
 
 Any q is exact (``docs/sampling.md``), so the cut costs accepted tokens only. The first ``fixed``
 candidates are children as they are; the other ``children - fixed`` are drawn without replacement
-from the rest, by an exponential race over the numbers of q. A place's score is what is known before
-its draw: q of a fixed child, the mass that is left to draw from for a drawn one. A greedy request
-draws nothing: its children are the best candidates and their scores the head's probabilities.
+from the rest, by an exponential race over the numbers of q. Where the rest has too few candidates
+of probability above 0, the last children are the next ones in the list's order, by no draw; weights
+below 2^-100 of the best one's count as 0. A place's score is what is known before its draw: q of a
+fixed child, the mass that is left to draw from for a drawn one. A greedy request draws nothing: its
+children are the best candidates and their scores the head's probabilities.
 
 Letters: B requests, L lists of a request at this step (1 at the root, then one for each beam), C
 candidates of a list, K children. The lists of a tree with K children, of :class:`DraftLists`, stand

@@ -10,6 +10,10 @@ from .pdl import wait_for_previous
 from .primitives import LOWEST_KEY, score_order, sortable_key
 from .sampling_random import DRAW, exponential, random_words
 
+# A candidate of less weight than 2**-100 of the best one's has probability 0. What is left are
+# normal float32 numbers, sums and quotients of them too.
+LEAST_WEIGHT = tl.constexpr(7.888609052210118e-31)
+
 
 @triton.jit(do_not_specialize=["depth"])  # steps share a kernel
 def draw_children_kernel(
@@ -43,6 +47,7 @@ def draw_children_kernel(
     cold = greedy | (best <= 0)
     power = tl.log2(tl.where(usable, p / best, 1.0)) / tl.where(cold, 1.0, temperature)
     weights = tl.where(usable, tl.where(cold, p, tl.exp2(power)), 0.0)
+    weights = tl.where(weights >= tl.where(greedy, 0.0, LEAST_WEIGHT), weights, 0.0)
     total = tl.sum(weights, axis=0)
     q = weights / tl.where((total > 0) & (greedy == 0), total, 1.0)
     tl.store(q_ptr + row * C + lane, q, mask=lane < C)
@@ -56,7 +61,8 @@ def draw_children_kernel(
     word = token % 4
     words = tl.where(word < 2, tl.where(word == 0, a, b), tl.where(word == 2, c, d))
     # The race's order is that of drawing without replacement. Candidates of probability 0 come
-    # last: they fill places that would stay empty, and are accepted with probability 0.
+    # last, in the list's order: they fill places that would stay empty, and chance has no part in
+    # which they are.
     speeds = tl.where(q > 0, tl.where(greedy, q, q / exponential(words)), -1.0 - lane)
     keys = sortable_key(score_order(speeds), token)
     keys = tl.where((lane >= FIXED) & (lane < C), keys, LOWEST_KEY)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from . import sampling_random_reference as random
 from .sampling_proposal import Children
+from .sampling_proposal_kernels import LEAST_WEIGHT
 
 
 def draw_children_reference(
@@ -25,12 +26,15 @@ def draw_children_reference(
     if temperature == 0:
         q = probs.double()
         return token_ids[:children].tolist(), q[:children].tolist(), q
-    weights = probs.double() ** (1 / temperature)
+    weights = (probs.double() / probs[0].double()) ** (1 / temperature)
+    weights[weights < LEAST_WEIGHT.value] = 0
     q = weights / weights.sum()
     word = random.words_of_ids(seed, token_ids, position, random.DRAW, depth, branch)
     speeds = q / random.exponential(word)
-    speeds[:fixed] = -1
-    order = [*range(fixed), *speeds.argsort(descending=True)[: children - fixed].tolist()]
+    speeds[q == 0] = -1
+    speeds[:fixed] = -2
+    places = speeds.argsort(descending=True, stable=True)[: children - fixed]
+    order = [*range(fixed), *places.tolist()]
     scores, left = q[:fixed].tolist(), float(q[fixed:].sum())
     for place in order[fixed:]:
         scores.append(left)
@@ -60,7 +64,8 @@ def draw_children_on_cpu(
     p = torch.where(probs > 0, probs.double(), 0.0)
     best = p.amax(1, keepdim=True).clamp(min=1e-300)
     heat = torch.where(greedy, 1.0, each(temperatures.double()))
-    weights = torch.where(greedy, p, (p / best) ** (1 / heat))
+    tempered = (p / best) ** (1 / heat)
+    weights = torch.where(greedy, p, tempered.where(tempered >= LEAST_WEIGHT.value, 0.0))
     total = weights.sum(1, keepdim=True)
     q = torch.where(greedy | (total <= 0), weights, weights / total.clamp(min=1e-300))
     branch = (torch.arange(rows, device=probs.device) % lists)[:, None]

@@ -85,12 +85,16 @@ class Proposal:
     children: tuple[int, ...]
 
     def drawn_from(self, drawn_before: tuple[int, ...]) -> torch.Tensor:
-        """``[C]`` the distribution of the next drawn child, given those drawn before it."""
-        left = self.q.clone()
-        left[: self.fixed] = 0
-        for token in drawn_before:
-            left[self.ids == token] = 0
-        return left / left.sum()
+        """``[C]`` the distribution of the next drawn child, given those drawn before it.
+
+        Where no probability is left, it is the next candidate in the list's order for certain.
+        """
+        taken = torch.isin(self.ids, torch.tensor(drawn_before, dtype=self.ids.dtype))
+        taken[: self.fixed] = True
+        left = self.q.where(~taken, 0)
+        if left.sum() > 0:
+            return left / left.sum()
+        return _one_hot(left, int(taken.long().argmin())).where(~taken, 0)
 
 
 def sibling_rule(p: torch.Tensor, proposal: Proposal) -> tuple[list[float], torch.Tensor]:
@@ -112,7 +116,8 @@ def sibling_rule(p: torch.Tensor, proposal: Proposal) -> tuple[list[float], torc
             proposed = torch.zeros_like(p)
             proposed[proposal.ids] = proposal.drawn_from(drawn).to(p.dtype)
             drawn = (*drawn, token)
-        chances.append(min(1.0, float(left[token] / proposed[token])))
+        here = float(proposed[token])
+        chances.append(min(1.0, float(left[token]) / here) if here > 0 else 0.0)
         rest = (left - proposed).clamp(min=0)
         left = rest / rest.sum() if rest.sum() > 0 else torch.zeros_like(rest)
     return chances, left
