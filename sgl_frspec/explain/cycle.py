@@ -6,8 +6,8 @@ once over the tree. Weights are read once per run, whatever the number of rows; 
 request's context is read once for all of its nodes. Numbers are bf16 (2 bytes); probabilities fp32.
 
 The *floor* of a part is the longer of streaming its bytes and doing its operations. The *expected*
-time adds what each of its kernels takes to start and end, and what softmax loses because it works
-on as many rows at once as there are, one thread block each.
+time adds what each of its kernels takes to start and end, what matrix products lose beside a copy,
+and what softmax loses because it works on as many rows at once as there are, one thread block each.
 Waiting for the host comes on top of both.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sgl_frspec.explain.device import Device
-from sgl_frspec.explain.ledger import CycleCost, Ledger, Phase
+from sgl_frspec.explain.ledger import CycleCost, Ledger, Matrix, Phase
 from sgl_frspec.explain.model_shape import ModelShape
 
 BF16 = 2
@@ -25,6 +25,7 @@ Head = Literal["chain", "fused"]
 # Kernels beside the products, of a server: rotary embedding, store, attention over splits, merge;
 # two norms with their residuals; the activation; cast and softmax; a top-k over large rows.
 _ATTENTION_KERNELS, _NORM_KERNELS, _SOFTMAX_KERNELS, _TOPK_KERNELS = 4, 2, 2, 8
+_MERGE_KERNELS = 1  # of the candidates of a fused head's slices
 
 
 @dataclass(frozen=True)
@@ -95,44 +96,40 @@ class _Layers:
         hidden_bytes = rows * shape.hidden * BF16
         # Two norms, each with the residual: read both, write both.
         ledger.add(phase, "norms", 2 * 4 * hidden_bytes, runs=runs, kernels=_NORM_KERNELS)
-        projections = shape.attention_weights
-        ledger.add(
-            phase,
-            "attention projections",
-            projections * BF16,
-            2.0 * rows * projections,
-            runs,
-            products=2 if self.merged_products else 4,
-        )
+        ledger.add_products(phase, "attention projections", rows, self._projections(), runs)
         cached = self.spec.batch * context * 2 * shape.kv_heads * shape.head_dim
         scores = 4.0 * rows * context * shape.heads * shape.head_dim
         ledger.add(phase, "attention", cached * BF16, scores, runs, kernels=_ATTENTION_KERNELS)
-        weights = shape.mlp_weights
-        ledger.add(
-            phase,
-            "MLP",
-            weights * BF16,
-            2.0 * rows * weights,
-            runs,
-            products=2 if self.merged_products else 3,
-            kernels=1 if self.merged_products else 2,
-        )
+        ledger.add_products(phase, "MLP", rows, self._mlp(), runs)
+        ledger.add(phase, "MLP", 0.0, runs=runs, kernels=1 if self.merged_products else 2)
+
+    def _projections(self) -> list[Matrix]:
+        shape = self.shape
+        heads, cached = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        apart = [heads, cached, cached]  # query, key, value
+        into = [sum(apart)] if self.merged_products else apart
+        return [*((columns, shape.hidden) for columns in into), (shape.hidden, heads)]
+
+    def _mlp(self) -> list[Matrix]:
+        hidden, inner = self.shape.hidden, self.shape.intermediate
+        into = [2 * inner] if self.merged_products else [inner, inner]
+        return [*((columns, hidden) for columns in into), (hidden, inner)]
 
 
 def _add_draft_steps(layers: _Layers, rows: int, runs: int, head: Head) -> None:
     ledger, shape, spec = layers.ledger, layers.shape, layers.spec
     hidden_bytes = rows * shape.hidden * BF16
     ledger.add("draft", "embedding", 2 * hidden_bytes, runs=runs, kernels=1)
-    fc = 2 * shape.hidden**2
-    moved = fc * BF16 + 3 * hidden_bytes
-    ledger.add("draft", "fc", moved, 2.0 * rows * fc, runs, products=1, kernels=1)
+    ledger.add("draft", "fc", 3 * hidden_bytes, runs=runs, kernels=1)
+    ledger.add_products("draft", "fc", rows, [(shape.hidden, 2 * shape.hidden)], runs)
     layers.add("draft", rows, spec.context, runs)
     logits = rows * spec.draft_vocab
-    weights = shape.hidden * spec.draft_vocab
     written = logits * BF16 if head == "chain" else 0
-    moved = weights * BF16 + written
-    ledger.add("draft", "LM head", moved, 2.0 * rows * weights, runs, products=1)
-    if head == "chain":
+    head_matrix = [(spec.draft_vocab, shape.hidden)]
+    ledger.add_products("draft", "LM head", rows, head_matrix, runs, more_bytes=written)
+    if head == "fused":
+        ledger.add("draft", "LM head", 0.0, runs=runs, kernels=_MERGE_KERNELS)
+    else:
         # Cast (read bf16, write fp32) and softmax (read, write), then a read of everything. The
         # softmax's block reads its row three times: for the maximum, the sum and the result.
         moved = logits * (BF16 + 3 * FP32)
@@ -149,8 +146,7 @@ def _add_verification(layers: _Layers) -> None:
     if shape.window is not None:
         seen = min(spec.context, shape.window)
         layers.add("verify", rows, seen, shape.layers - shape.full_layers)
-    logits = rows * shape.vocab
-    weights = shape.head_weights
-    moved = (weights + logits) * BF16
-    ledger.add("verify", "LM head", moved, 2.0 * rows * weights, products=1)
-    ledger.add("verify", "acceptance", logits * BF16, kernels=2)
+    written = rows * shape.vocab * BF16
+    head_matrix = [(shape.vocab, shape.hidden)]
+    ledger.add_products("verify", "LM head", rows, head_matrix, more_bytes=written)
+    ledger.add("verify", "acceptance", written, kernels=2)

@@ -7,10 +7,17 @@ from dataclasses import dataclass
 # 0.79 of 0.99 PFLOP/s.
 STREAM_SHARE = 0.92
 MATMUL_SHARE = 0.80
-# What a matrix product of few rows takes beyond its bytes: filling and draining the GPU, and the
-# sum over splits behind it. What a kernel takes that moves next to nothing. Both measured on an
-# H200 (docs/where-time-goes.md); no other GPU is known to differ.
-PRODUCT_START_S = 4.5e-6
+# A matrix product of few rows streams its weights a little slower than a copy streams both ways,
+# takes some time to fill and to drain the GPU, and, where it has so few columns of results that
+# their tiles are too few for the GPU, is split along its inner dimension and summed by a second
+# kernel. With more rows, part of the multiplications stands beside the stream, not behind it.
+# KERNEL_S is what a kernel takes that moves next to nothing. All measured on an H200
+# (docs/where-time-goes.md); no other GPU is known to differ.
+PRODUCT_SHARE = 0.97  # of what a copy streams
+PRODUCT_START_S = 3.5e-6
+SPLIT_COLUMNS = 4096  # at most
+SPLIT_SUM_S = 2.0e-6
+EXPOSED_SHARE = 0.33  # of the multiplications
 KERNEL_S = 1.8e-6
 # What one thread block streams: PyTorch's softmax gives each row one block, so few rows leave most
 # of the GPU idle.
@@ -24,9 +31,10 @@ class Device:
     Attributes:
         name: for the eye.
         bytes_per_s, flops_per_s: of large streams and products.
-        product_start_s: seconds of a product beyond its bytes or operations.
+        product_start_s: seconds of a product beyond its bytes and operations.
         kernel_s: seconds of a kernel with next to no bytes.
         block_bytes_per_s: of a kernel that gives a row one thread block.
+        split_sum_s: seconds of the kernel that adds up the parts of a split product.
     """
 
     name: str
@@ -35,10 +43,18 @@ class Device:
     product_start_s: float = PRODUCT_START_S
     kernel_s: float = KERNEL_S
     block_bytes_per_s: float = BLOCK_BYTES_PER_S
+    split_sum_s: float = SPLIT_SUM_S
 
     def seconds(self, nbytes: float, flops: float) -> float:
         """The longer of streaming ``nbytes`` and doing ``flops``."""
         return max(nbytes / self.bytes_per_s, flops / self.flops_per_s)
+
+    def product_seconds(self, nbytes: float, flops: float, columns: int) -> float:
+        """Expected time of a matrix product of that many columns, alone on the GPU."""
+        stream = nbytes / (PRODUCT_SHARE * self.bytes_per_s)
+        multiply = flops / self.flops_per_s
+        split = self.split_sum_s if columns <= SPLIT_COLUMNS else 0.0
+        return max(stream + EXPOSED_SHARE * multiply, multiply) + self.product_start_s + split
 
 
 # Data sheets: memory bandwidth in TB/s, dense bf16 tensor peak in PFLOP/s.

@@ -6,7 +6,9 @@ from typing import Literal
 
 from sgl_frspec.explain.device import Device
 
+WEIGHT_BYTES = 2  # bf16
 Phase = Literal["draft", "verify"]
+Matrix = tuple[int, int]  # columns of results, inner dimension
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class Part:
         phase, name: where it belongs.
         nbytes, flops: moved and done.
         seconds: the floor.
-        expected_s: floor and starts of the kernels.
+        expected_s: what the device's kernels should take; see :class:`Device`.
         products: matrix products launched.
         memory_bound: whether bytes take the most of it, not operations or starts.
     """
@@ -57,6 +59,7 @@ class _Work:
     nbytes: float = 0.0
     flops: float = 0.0
     floor_s: float = 0.0
+    expected_s: float = 0.0
     start_s: float = 0.0
     products: int = 0
 
@@ -77,28 +80,55 @@ class Ledger:
         flops: float = 0.0,
         runs: int = 1,
         *,
-        products: int = 0,
         kernels: int = 0,
         row_bytes: float = 0.0,
     ) -> None:
-        """Add ``runs`` times this.
+        """Add ``runs`` times this, which is no matrix product.
 
         Args:
             phase, name: of the part.
             nbytes, flops: of one run.
             runs: how many.
-            products, kernels: launched; ``kernels`` are those that are no products.
+            kernels: launched in one.
             row_bytes: what one thread block streams for a row, while the others stream theirs.
         """
-        work = self._parts.setdefault((phase, name), _Work())
-        work.nbytes += runs * nbytes
-        work.flops += runs * flops
         floor = self._device.seconds(nbytes, flops)
-        work.floor_s += runs * floor
-        start = products * self._device.product_start_s + kernels * self._device.kernel_s
+        start = kernels * self._device.kernel_s
         start += max(0.0, row_bytes / self._device.block_bytes_per_s - floor)
-        work.start_s += runs * start
-        work.products += runs * products
+        self._add(phase, name, runs, _Work(nbytes, flops, floor, floor + start, start))
+
+    def add_products(
+        self,
+        phase: Phase,
+        name: str,
+        rows: int,
+        matrices: Sequence[Matrix],
+        runs: int = 1,
+        *,
+        more_bytes: float = 0.0,
+    ) -> None:
+        """Add ``runs`` times the products of ``rows`` vectors with each matrix.
+
+        Args:
+            phase, name: of the part.
+            rows: of each product.
+            matrices: (columns, inner) of the weights.
+            runs: how many.
+            more_bytes: moved in a run beside all weights, by products in proportion.
+        """
+        weights = [WEIGHT_BYTES * columns * inner for columns, inner in matrices]
+        for nbytes, (columns, inner) in zip(weights, matrices, strict=True):
+            moved = nbytes * (1 + more_bytes / sum(weights))
+            flops = 2.0 * rows * columns * inner
+            floor = self._device.seconds(moved, flops)
+            expected = self._device.product_seconds(moved, flops, columns)
+            start = self._device.product_start_s
+            self._add(phase, name, runs, _Work(moved, flops, floor, expected, start, 1))
+
+    def _add(self, phase: Phase, name: str, runs: int, once: _Work) -> None:
+        work = self._parts.setdefault((phase, name), _Work())
+        for field, value in vars(once).items():
+            setattr(work, field, getattr(work, field) + runs * value)
 
     def close(self) -> CycleCost:
         """Everything that was added."""
@@ -113,7 +143,7 @@ class Ledger:
             nbytes=work.nbytes,
             flops=work.flops,
             seconds=work.floor_s,
-            expected_s=work.floor_s + work.start_s,
+            expected_s=work.expected_s,
             products=work.products,
             memory_bound=streaming > max(multiplying, work.start_s),
         )

@@ -92,6 +92,21 @@ def test_expected_time_adds_the_starts_of_kernels():
     assert apart.expected_s("verify", "MLP") == pytest.approx(3 * 302)
 
 
+def test_a_product_streams_starts_and_is_summed_where_it_is_split():
+    device = Device("x", 2.0, 4.0, product_start_s=10.0, split_sum_s=3.0)
+    stream = 97.0 / (0.97 * 2.0)
+    assert device.product_seconds(97.0, 0.0, 4097) == pytest.approx(stream + 10)
+    assert device.product_seconds(97.0, 0.0, 4096) == pytest.approx(stream + 13)
+    # A third of the multiplications stands beside the stream, until they take longer than it.
+    assert device.product_seconds(97.0, 40.0, 4097) == pytest.approx(stream + 3.3 + 10)
+    assert device.product_seconds(97.0, 4000.0, 4097) == pytest.approx(1000 + 10)
+
+
+def test_the_merge_behind_a_fused_head_is_a_kernel():
+    slow = Device("slow", 1e30, 1e30, product_start_s=100.0, kernel_s=1.0, split_sum_s=0.0)
+    assert parts(slow, "fused")["draft", "LM head"].expected_s == pytest.approx(3 * 101)
+
+
 def test_softmax_is_as_fast_as_one_block_a_row():
     # 50 ids x 16 bytes a row, in three steps; nothing else takes any time.
     device = Device("x", 1e30, 1e30, 0.0, 0.0, block_bytes_per_s=8.0)
