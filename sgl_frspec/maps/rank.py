@@ -60,8 +60,10 @@ def rank_sources(
     ``options.checkpoint`` stays, for the caller to remove once the map is safe.
 
     Raises:
-        TokenMapError: a source cannot be read, or nothing was counted.
+        TokenMapError: a source cannot be read, nothing was counted, a required id or every
+            end-of-turn token lies beyond the LM head.
     """
+    _required(options, vocabulary, ranked_vocab_size(vocabulary, options.vocab_size))
     readers = [SourceReader(source) for source in sources]
     tally = count_tokens(readers, vocabulary, options, progress=progress)
     return rank_tally(tally, sources, [r.sha256 for r in readers], vocabulary, options)
@@ -112,15 +114,7 @@ def rank_tally(
         names = ", ".join(source.name for source in sources)
         raise TokenMapError(f"no tokens in {names}; check the field and the roles that are counted")
     counts, unit = blend_counts(tally.counts, [source.weight for source in sources])
-    beyond = [i for i in options.required_ids if not 0 <= i < len(counts)]
-    if beyond:
-        raise TokenMapError(
-            f"required id {beyond[0]} is outside the vocabulary of {len(counts)}; if the LM head"
-            " has more rows than the tokenizer has tokens, pass --vocab-size"
-        )
-    # Tokens added past the LM head are inputs only, such as an image's place.
-    of_head = (i for i in vocabulary.required_ids if i < len(counts))
-    required = tuple(dict.fromkeys((*options.required_ids, *of_head)))
+    required = _required(options, vocabulary, len(counts))
     ids = rank_ids(counts, vocabulary, required_ids=required)
     records = tuple(
         SourceRecord(s.name, sha256, s.weight, documents, int(c.sum()))
@@ -141,6 +135,25 @@ def rank_tally(
         tool=f"sgl-frspec {__version__}",
     )
     return TokenMap(ids, counts[ids], metadata)
+
+
+def _required(options: RankOptions, vocabulary: Vocabulary, vocab_size: int) -> tuple[int, ...]:
+    beyond = [i for i in options.required_ids if not 0 <= i < vocab_size]
+    if beyond:
+        raise TokenMapError(
+            f"required id {beyond[0]} is outside the vocabulary of {vocab_size}; if the LM head"
+            " has more rows than the tokenizer has tokens, pass --vocab-size"
+        )
+    ends = vocabulary.eos_ids
+    if ends and min(ends) >= vocab_size and not options.required_ids:
+        raise TokenMapError(
+            f"vocabulary size {vocab_size} leaves out every end-of-turn token (the first is id"
+            f" {min(ends)}), so no draft could end a reply; pass --vocab-size with the rows of the"
+            " LM head, or name a token with --require"
+        )
+    # Tokens added past the LM head are inputs only, such as an image's place.
+    of_head = (i for i in vocabulary.required_ids if i < vocab_size)
+    return tuple(dict.fromkeys((*options.required_ids, *of_head)))
 
 
 def unseen_count(token_map: TokenMap) -> int:

@@ -384,6 +384,31 @@ def test_tokens_added_past_the_head_are_left_out(model_dir, tokenizer, tmp_path)
         rank(model_dir, str(file), vocab_size=beyond, required_ids=(beyond,))
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--vocab-size", "290"], "leaves out every end-of-turn token"),
+        (["--require", "999999"], "required id 999999 is outside"),
+        (["--size", "999999"], "--size 999999 is more than the vocabulary"),
+        (["--size", "many"], "many"),
+    ],
+)
+def test_wrong_sizes_are_refused_before_anything_is_read(
+    model_dir, tmp_path, flags, message, capsys
+):
+    argv = ["rank", "--tokenizer", str(model_dir), "-o", str(tmp_path / "m.safetensors"), *flags]
+    (tmp_path / "a.txt").write_bytes(b"\xff" * 100)  # reading it would be refused
+    assert cli.main([*argv, str(tmp_path / "a.txt")]) == 1
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_head_without_end_of_turn_needs_one_named(model_dir, tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text(TEXT[0])
+    assert rank(model_dir, str(file), vocab_size=290, required_ids=(5,)).ids[0] == 5
+
+
 def test_a_record_without_end_is_refused(model_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(streams, "MAX_LINE_BYTES", 1 << 20)
     file = tmp_path / "a.jsonl"

@@ -15,7 +15,12 @@ from sgl_frspec.maps.corpus.counting import worker_count
 from sgl_frspec.maps.corpus.reader import SourceReader
 from sgl_frspec.maps.corpus.sources import Source, parse_source
 from sgl_frspec.maps.files import save_token_map
-from sgl_frspec.maps.rank import RankOptions, rank_sources, unseen_count
+from sgl_frspec.maps.rank import (
+    RankOptions,
+    rank_sources,
+    ranked_vocab_size,
+    unseen_count,
+)
 from sgl_frspec.maps.token_map import TokenMap, TokenMapError
 from sgl_frspec.maps.vocabulary import Vocabulary, read_vocabulary
 
@@ -75,12 +80,13 @@ def run(args: argparse.Namespace) -> int:
         corpus=args.corpus,
         date=args.date,
     )
+    size = _size(args.size, ranked_vocab_size(vocabulary, args.vocab_size))
     total = sum(SourceReader(source).total_bytes for source in sources)
     with counting_bar(total) as bar:
         ranked = rank_sources(
             sources, vocabulary, options, progress=lambda position: advance(bar, position)
         )
-    token_map = ranked if args.size is None else ranked.first(parse_size(args.size))
+    token_map = ranked if size is None else ranked.first(size)
     save_token_map(token_map, args.output)
     if options.checkpoint is not None:
         options.checkpoint.unlink(missing_ok=True)
@@ -105,6 +111,13 @@ def required_ids(words: list[str], vocabulary: Vocabulary) -> tuple[int, ...]:
             " configuration; name it with --require TOKEN_OR_ID, or no draft can end a reply"
         )
     return tuple(ids)
+
+
+def _size(text: str | None, vocab_size: int) -> int | None:
+    size = None if text is None else parse_size(text)
+    if size is not None and size > vocab_size:
+        raise TokenMapError(f"--size {text} is more than the vocabulary of {vocab_size} ids")
+    return size
 
 
 def summary(token_map: TokenMap) -> str:
