@@ -181,7 +181,9 @@ def _member(package: tarfile.TarFile, name: str) -> bytes:
 
 def _extract(package: tarfile.TarFile, name: str, folder: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(_member(package, name))) as files:
-        files.extractall(folder, filter="data")
+        # Before Python 3.11.4 there is no filter; the attribute means nothing there.
+        files.extraction_filter = getattr(tarfile, "data_filter", None)
+        files.extractall(folder)
 
 
 if __name__ == "__main__":
