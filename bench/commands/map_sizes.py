@@ -46,7 +46,9 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     )
     servers.add_argument("--tree", type=Tree.parse, default=Tree.parse("4x4x16"))
     servers.add_argument("--attention-backend", default="triton", help="of stock servers")
-    servers.add_argument("--flags", default="", help="SGLang flags for all servers, in one string")
+    servers.add_argument(
+        "--flags", default="", help="SGLang's for all servers, one string: --flags='--dtype half'"
+    )
     servers.add_argument("--start-seconds", type=float, default=240.0)
     work = parser.add_argument_group("work")
     work.add_argument("--batch", type=int, nargs="+", default=[1], help="to time rounds at")
