@@ -101,7 +101,11 @@ def chain_model(
 def model_in_folders(target: Path, draft: Path, token_map: Path, prompts: Path) -> ServedModel:
     """Any model, with prompts from a file."""
     domains: dict[str, list[list[int]]] = defaultdict(list)
-    for line in prompts.read_text(encoding="utf-8").splitlines():
+    try:
+        lines = prompts.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ValueError(f"--prompts cannot be read: {error}") from None
+    for line in lines:
         row = json.loads(line)
         domains[row["domain"]].append(row["ids"])
     if not domains:

@@ -229,6 +229,9 @@ def test_prompts_of_a_file(tmp_path: Path):
     file.write_text("")
     with pytest.raises(ValueError, match="holds no prompts"):
         model_in_folders(tmp_path, tmp_path, tmp_path / "map.safetensors", file)
+    file.unlink()
+    with pytest.raises(ValueError, match=r"--prompts cannot be read.*prompts\.jsonl"):
+        model_in_folders(tmp_path, tmp_path, tmp_path / "map.safetensors", file)
 
 
 @pytest.mark.parametrize(
