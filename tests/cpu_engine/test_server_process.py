@@ -74,7 +74,7 @@ def test_waits_for_health_then_stops_every_process(server, tmp_path):
 
 
 def test_a_server_that_ends_shows_its_log(tmp_path):
-    run = command("import sys; print('first'); sys.exit('no such model')")
+    run = command("import sys; print('first', flush=True); sys.exit('no such model')")
     with (
         ServerProcess(run, "http://127.0.0.1:9", tmp_path / "log") as server,
         pytest.raises(ServerError, match=r"(?s)status 1 .*first\nno such model"),
