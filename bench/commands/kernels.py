@@ -63,6 +63,11 @@ def chosen_cases(op: OpSpec, on_gpu: bool, parts: Sequence[str]) -> list[Case]:
     return [case for case in cases if any(part in case.id for part in parts or ("",))]
 
 
+def unmatched_parts(parts: Sequence[str], cases: Sequence[Case]) -> str:
+    """Those of ``parts`` that no id of ``cases`` contains, in words; empty if there are none."""
+    return " or ".join(part for part in parts if not any(part in case.id for case in cases))
+
+
 def main(argv: list[str]) -> int:
     """Check and time what ``argv`` asks for; the status is in ``--help``."""
     args = _arguments(argv)
@@ -95,9 +100,9 @@ def _complaint(work: Work, args: argparse.Namespace, broken: Sequence["BrokenEnt
     known = {name for op, _ in work for name in op.providers}
     if args.time_limit is not None and not args.time_limit >= 0:
         return f"--time-limit is {args.time_limit}; give seconds, 0 or more"
-    unmatched = [part for part in args.case if not any(part in case.id for _, case in work)]
+    unmatched = unmatched_parts(args.case, [case for _, case in work])
     if unmatched and not broken:
-        return f"no case contains {' or '.join(unmatched)}; --list shows them"
+        return f"no case contains {unmatched}; --list shows them"
     if not work:
         return ""
     unknown = set(args.provider) - known

@@ -7,7 +7,7 @@ import torch
 
 from bench import timing
 from bench.checks import fail
-from bench.commands.kernels import chosen_cases
+from bench.commands.kernels import chosen_cases, unmatched_parts
 from bench.environment import pick_device
 from bench.op import Case, OpSpec, Tuning
 
@@ -48,10 +48,9 @@ def main(argv: list[str]) -> int:
     if loaded is None:
         return 2
     selected, broken = loaded
-    unmatched = [p for p in args.case if not any(chosen_cases(op, True, [p]) for op in selected)]
+    unmatched = unmatched_parts(args.case, [case for op in selected for case in op.cases])
     if selected and unmatched:
-        sought = " or ".join(unmatched)
-        print(f"no case contains {sought}; bench kernels --list shows them", file=sys.stderr)
+        print(f"no case contains {unmatched}; bench kernels --list shows them", file=sys.stderr)
         return 2
     effort = timing.QUICK if args.quick else timing.FULL
     for op in selected:

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sgl_frspec.explain.device import Device
-from sgl_frspec.explain.ledger import CycleCost, Ledger, Matrix, Phase
+from sgl_frspec.explain.ledger import BF16, CycleCost, Ledger, Matrix, Phase
 from sgl_frspec.explain.model_shape import ModelShape
 
-BF16 = 2
 FP32 = 4
 
 Head = Literal["chain", "fused"]

@@ -6,7 +6,7 @@ from typing import Literal
 
 from sgl_frspec.explain.device import Device
 
-WEIGHT_BYTES = 2  # bf16
+BF16 = 2  # bytes
 Phase = Literal["draft", "verify"]
 Matrix = tuple[int, int]  # columns of results, inner dimension
 
@@ -116,7 +116,7 @@ class Ledger:
             runs: how many.
             more_bytes: moved in a run beside all weights, by products in proportion.
         """
-        weights = [WEIGHT_BYTES * columns * inner for columns, inner in matrices]
+        weights = [BF16 * columns * inner for columns, inner in matrices]
         for nbytes, (columns, inner) in zip(weights, matrices, strict=True):
             moved = nbytes * (1 + more_bytes / sum(weights))
             flops = 2.0 * rows * columns * inner

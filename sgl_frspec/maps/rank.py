@@ -63,6 +63,7 @@ def rank_sources(
         TokenMapError: a source cannot be read, nothing was counted, a required id or every
             end-of-turn token lies beyond the LM head.
     """
+    # Refused before hours of reading, not after.
     _required(options, vocabulary, ranked_vocab_size(vocabulary, options.vocab_size))
     readers = [SourceReader(source) for source in sources]
     tally = count_tokens(readers, vocabulary, options, progress=progress)

@@ -185,13 +185,16 @@ def test_memory_bound_parts_off_their_expected_time_are_named():
     assert "Memory-bound parts within 15% of the arithmetic model: 1 of 2" in lines
 
 
-def test_the_model_holds_against_every_part_measured_on_an_h200():
+@pytest.mark.parametrize(
+    ("run", "measurements", "memory_bound"),
+    [("breakdown-llama-3-8b-h200", 26, 182), ("breakdown-llama-3-8b-streamed-h200", 12, 84)],
+)
+def test_the_model_holds_against_every_part_measured_on_an_h200(run, measurements, memory_bound):
     splits = [
-        with_prediction(split, SHAPE, DEVICE, SPEC)
-        for split in earlier(RESULTS / "breakdown-llama-3-8b-h200").splits
+        with_prediction(split, SHAPE, DEVICE, SPEC) for split in earlier(RESULTS / run).splits
     ]
-    assert len(splits) == 26
-    assert text.mispredicted(splits) == (182, [])
+    assert len(splits) == measurements
+    assert text.mispredicted(splits) == (memory_bound, [])
     assert all(split.adds_up for split in splits)
     assert text.disagreements(splits) == []
 

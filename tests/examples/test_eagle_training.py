@@ -298,7 +298,6 @@ def test_documents_and_counts_survive_storage(tmp_path: Path) -> None:
     assert (counts[3], counts[60]) == (2, 1)
 
 
-@torch.no_grad()
 def no_space(_: int) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -325,6 +324,7 @@ def test_a_full_disk_leaves_the_earlier_results(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+@torch.no_grad()
 def test_padding_changes_no_feature(target: Any) -> None:
     documents = [
         Document(torch.randint(VOCAB, (n,)).tolist(), 3, "chat", True) for n in (5, 64, 65, 30)

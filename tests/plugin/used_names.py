@@ -107,9 +107,9 @@ def _strings(module: ast.Module) -> Iterator[Name]:
 def _of_holders(module: ast.Module) -> Iterator[Name]:
     for node in ast.walk(module):
         match node:
-            case ast.Attribute(value=ast.Name(id=holder), attr=name) if holder in HOLDERS:
-                yield HOLDERS[holder][0], f"{HOLDERS[holder][1]}.{name}"
-            case ast.Attribute(value=ast.Attribute(attr=holder), attr=name) if holder in HOLDERS:
+            case ast.Attribute(
+                value=ast.Name(id=holder) | ast.Attribute(attr=holder), attr=name
+            ) if holder in HOLDERS:
                 yield HOLDERS[holder][0], f"{HOLDERS[holder][1]}.{name}"
 
 
