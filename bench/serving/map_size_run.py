@@ -9,9 +9,10 @@ from dataclasses import asdict
 import torch
 
 from bench.environment import describe
-from bench.serving import client, map_choice, trace
+from bench.serving import map_choice
 from bench.serving.client import Answer
 from bench.serving.map_size_models import ServedModel
+from bench.serving.map_size_profile import profile_round
 from bench.serving.map_speed import Speed, accept_by_domain, table
 from bench.serving.measure import Lengths
 from bench.serving.scoring import generated_with_scores, rounding_bound, scored
@@ -27,8 +28,7 @@ from sgl_frspec.maps.torch_files import torch_file_bytes
 
 FULL = "full"
 RESULTS = "map_sizes.json"
-PROFILED_ROUNDS = 40
-_KERNELS_SHOWN = 14
+SIZE_FLAG = "--frspec-map-size"
 
 
 class MapSizeRun:
@@ -59,9 +59,11 @@ class MapSizeRun:
             size: f"frspec-{size}" for size in sorted({self._size(text) for text in args.sizes})
         }
         self.variants = parse_variants(args.variant)
-        self.variants += [self._stock(self._size(text)) for text in args.stock_size]
+        stock = {self._size(text) for text in args.stock_size}
+        self._stock_sizes = {f"eagle-{size}": size for size in sorted(stock)}
+        self.variants += [self._stock(*item) for item in self._stock_sizes.items()]
         self.variants += [
-            Variant(name, FRSPEC, "", ("--frspec-map-size", str(size)))
+            Variant(name, FRSPEC, "", (SIZE_FLAG, str(size)))
             for size, name in self._by_size.items()
         ]
         if args.check_text and all(variant.base != PLAIN for variant in self.variants):
@@ -78,11 +80,11 @@ class MapSizeRun:
             raise ValueError(f"size {text}: the map has {len(self._map)} ids")
         return size
 
-    def _stock(self, size: int) -> Variant:
+    def _stock(self, name: str, size: int) -> Variant:
         """Stock SGLang drafts over all of a file: one with the map's first ids alone."""
         path = self.args.out / f"map-{size}.pt"
         path.write_bytes(torch_file_bytes(self._map.ids[:size]))
-        return Variant(f"eagle-{size}", EAGLE_MAP, "", ("--speculative-token-map", str(path)))
+        return Variant(name, EAGLE_MAP, "", ("--speculative-token-map", str(path)))
 
     def settings(self) -> Settings:
         """Of all servers; each pool holds every prompt with its answer."""
@@ -119,12 +121,14 @@ class MapSizeRun:
         self._say_accept(accept)
         right &= self._same_texts(servers, answers)
         apart = 0
+        alone: dict[str, Speed] = {}
         for batch in self.args.batch:
             speeds = self._time(servers, batch, accept)
             right &= len(speeds) == len(servers)
             if batch == 1:
+                alone = speeds
                 apart = self._choose(speeds, answers)
-        self._profile(servers)
+        self._profile(servers, alone)
         self._record("finished", True)
         return 1 if not right else 3 if apart > 1 else 0
 
@@ -199,22 +203,24 @@ class MapSizeRun:
         self._record("choice", choice.record())
         return choice.steps_apart
 
-    def _profile(self, servers: list[Server]) -> None:
+    def _profile(self, servers: list[Server], alone: Mapping[str, Speed]) -> None:
+        """Kernels and parts of the rounds of one request."""
         for server in servers:
             name = server.variant.name
             if name not in self.args.profile:
                 continue
-            folder = self.args.out / "traces" / name
-            try:
-                profile = trace.profile(server, [self.prompts[0].ids], folder, PROFILED_ROUNDS)
-            except (trace.TraceError, client.RequestFailedError) as error:
-                self._say(f"{name}: no profile: {error}")
-                continue
-            longest = list(profile.by_kernel.items())[:_KERNELS_SHOWN]
-            kernels = [f"  {us:8.1f} µs {times:6.1f} × {key[:110]}" for key, (times, us) in longest]
-            self._say(
-                f"{name}: kernels run {profile.busy_ms:.3f} ms of a round, {profile.kernels:.0f}"
-                f" kernels, {profile.launches:.0f} launches outside graphs, {profile.graphs:.0f}"
-                " graphs\n" + "\n".join(kernels)
+            found = profile_round(
+                *(server, self.prompts[0].ids, self.args.out / "traces" / name),
+                drafted=self._drafted(server.variant),
+                steps=self.args.tree.steps,
+                ms_round=alone[name].ms_round if name in alone else None,
+                say=self._say,
             )
-            self._record(f"profile of {name}", asdict(profile))
+            for what, value in found.items():
+                self._record(f"{what} of {name}", value)
+
+    def _drafted(self, variant: Variant) -> int:
+        """Ids that a variant's draft proposes."""
+        if SIZE_FLAG in variant.flags:
+            return int(variant.flags[variant.flags.index(SIZE_FLAG) + 1])
+        return self._stock_sizes.get(variant.name, self.model.vocab)

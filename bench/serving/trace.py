@@ -49,6 +49,13 @@ def profile(
         TraceError: no trace came, or no round can be made out in it.
         RequestFailedError: the server failed.
     """
+    return analyse(traced(server, texts, folder, rounds), rounds)
+
+
+def traced(
+    server: Server, texts: Sequence[Sequence[int]], folder: Path, rounds: int
+) -> list[Event]:
+    """Events of the first ``rounds`` decode rounds of a batch; raises as :func:`profile` does."""
     # What the host does is not traced: that would slow it, and with it the round.
     path = record(
         server.url,
@@ -58,7 +65,7 @@ def profile(
         new_tokens=answer_tokens(rounds),
         activities=["GPU"],
     )
-    return analyse(read_events(path), rounds)
+    return read_events(path)
 
 
 def answer_tokens(rounds: int) -> int:

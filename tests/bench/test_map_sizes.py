@@ -1,5 +1,6 @@
 """``bench map-sizes``: what is sent, what is timed, what is predicted; no server is needed."""
 
+import gzip
 import json
 import threading
 import time
@@ -17,6 +18,7 @@ from bench.serving.chain import make_chain
 from bench.serving.client import Answer
 from bench.serving.graded_map import COVERAGE, graded_ranking
 from bench.serving.map_size_models import model_in_folders
+from bench.serving.map_size_profile import profile_round
 from bench.serving.map_speed import Speed, accept_by_domain, table
 from bench.serving.measure import Lengths
 from bench.serving.one_at_a_time import starting
@@ -24,6 +26,7 @@ from bench.serving.traffic import Asking, Prompt, Turn, mixed, take_turns
 from bench.serving.variants import Variant
 from sgl_frspec.maps import TokenMap
 from sgl_frspec.maps.choosing import accept_length
+from tests.bench import breakdown_traces
 from tests.bench.fake_server import fake_server
 
 CHAIN = make_chain(4096, 2048, 0.8)
@@ -248,3 +251,55 @@ def test_bad_requests_are_refused_before_anything_starts(
     folders = ["--model-folder", str(tmp_path / "model"), "--out", str(tmp_path / "out")]
     assert main([*words, "--tokens", "40", "--per-domain", "4", *folders]) == 2
     assert message in capsys.readouterr().out
+
+
+def test_a_profiled_round_is_split_into_parts(tmp_path: Path):
+    events, truth = breakdown_traces.trace(40, fused=True, gap=0.5)
+
+    def writes_trace(path: str, body: Any) -> Any:
+        if path == "/start_profile":
+            with gzip.open(f"{body['output_dir']}/1-TP-0.trace.json.gz", "wt") as file:
+                json.dump({"traceEvents": events}, file)
+            return "Start profiling."
+        return [{"output_ids": [1], "meta_info": {"completion_tokens": 1}}]
+
+    said: list[str] = []
+    with ExitStack() as stack:
+        server = serve(stack, {"frspec-8192": writes_trace})[0]
+        found: Any = profile_round(
+            *(server, [1, 2], tmp_path / "traces"),
+            **{"drafted": 8192, "steps": breakdown_traces.STEPS},
+            **{"ms_round": 1.0, "say": said.append},
+        )
+    json.dumps(found)
+    assert found["profile"]["kernels"] == len(breakdown_traces.round_of(fused=True))
+    measured = {(phase, part): us for phase, part, us in found["parts"]["gpu_us"]}
+    # Two kernels of index bookkeeping follow what stood before them.
+    moved = {key for key in truth if key[1] in ("attention", "acceptance", "copies")}
+    for key in truth.keys() - moved:
+        assert measured[key] == pytest.approx(truth[key], rel=1e-9), key
+    assert sum(measured.values()) == pytest.approx(sum(truth.values()), rel=1e-9)
+    assert found["parts"]["vocab"] == 8192
+    # Idle is what is left of the untraced round.
+    assert found["parts"]["idle_us"] == pytest.approx(1000 - sum(truth.values()), rel=1e-9)
+    assert "draft LM head" in said[-1]
+
+
+def test_a_trace_without_rounds_is_said(tmp_path: Path):
+    def writes_nothing(path: str, body: Any) -> Any:
+        if path == "/start_profile":
+            with gzip.open(f"{body['output_dir']}/1-TP-0.trace.json.gz", "wt") as file:
+                json.dump({"traceEvents": []}, file)
+            return "Start profiling."
+        return [{"output_ids": [1], "meta_info": {"completion_tokens": 1}}]
+
+    said: list[str] = []
+    with ExitStack() as stack:
+        server = serve(stack, {"frspec-8192": writes_nothing})[0]
+        found = profile_round(
+            *(server, [1, 2], tmp_path / "traces"),
+            **{"drafted": 8192, "steps": 2, "ms_round": None, "say": said.append},
+        )
+    assert found == {}
+    assert len(said) == 1
+    assert said[0].startswith("frspec-8192: no profile: no kernel runs about 40 times")
