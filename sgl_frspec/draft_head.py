@@ -5,6 +5,8 @@ probabilities, top-k and token ids. :class:`DraftHead` takes its place and does 
 pass over the reduced head, so that no logits are ever written.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -120,6 +122,32 @@ class DraftHead(torch.nn.Module):
         if self._extended is None or batch > self._batch:
             return None
         return TopK(*(tensor[:batch] for tensor in self._extended))
+
+
+class _NoLogits:
+    """In place of the logits buffers that SGLang's graphs share: rows of one number."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+
+    def get_logits_buffer(self, vocab_size: int, *, rows: int) -> Tensor:
+        """One float32 a row, which nobody writes; ``vocab_size`` is what SGLang asks for."""
+        return torch.zeros(rows, 1, device=self._device)
+
+
+@contextlib.contextmanager
+def without_logits(draft_runner: Any) -> Iterator[None]:
+    """Let the draft's graphs be captured without a buffer for logits.
+
+    SGLang's graph of the extend pass has one of requests x nodes x ids, as float32: 503 MB for 64
+    requests, 60 nodes and 32,768 ids. The passes of a :class:`DraftHead` leave it as it is.
+    """
+    shared = draft_runner.graph_shared_output
+    draft_runner.graph_shared_output = _NoLogits(draft_runner.device)
+    try:
+        yield
+    finally:
+        draft_runner.graph_shared_output = shared
 
 
 def accepted_rows(forward_batch: Any) -> Tensor:

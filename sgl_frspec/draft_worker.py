@@ -26,7 +26,7 @@ from torch import Tensor
 
 from frspec_kernels.reduced_topk_args import HIDDEN_DTYPES
 from frspec_kernels.tree import Candidates, TreeShape
-from sgl_frspec.draft_head import DraftHead, accepted_rows
+from sgl_frspec.draft_head import DraftHead, accepted_rows, without_logits
 from sgl_frspec.draft_tree import KernelGrowth, StockGrowth, TreeGrowth
 from sgl_frspec.drawn_proposals import DrawnProposals, list_size
 from sgl_frspec.hot_ids import read_hot_ids
@@ -131,7 +131,10 @@ class FrSpecDraftWorker(EagleDraftWorker):
                 self.drawn.reserve(max(*batches, self.req_to_token_pool.size))
             dtype = self.draft_runner.model_config.dtype
             self.head.reserve(max(batches), self.draft_runner.model.lm_head.weight, dtype)
-        super()._capture_cuda_graphs()
+            with without_logits(self.draft_runner):
+                super()._capture_cuda_graphs()
+        else:
+            super()._capture_cuda_graphs()
 
     def draft(self, batch: Any, **kwargs: Any) -> Any:
         """Draft a tree for every request; returns what the target is to verify."""

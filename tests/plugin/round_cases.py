@@ -12,12 +12,13 @@ from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.layers.layernorm import GemmaRMSNorm, RMSNorm
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.model_executor.graph_shared_output import GraphSharedOutput
 
 from frspec_kernels import tree_args
 from frspec_kernels.tree import Accepted, TreeShape, empty_accepted
 from frspec_kernels.tree_reference import accept_greedy_reference
 from sgl_frspec import algorithm
-from sgl_frspec.draft_head import DraftHead, reduced_topk_cpu
+from sgl_frspec.draft_head import DraftHead, reduced_topk_cpu, without_logits
 from sgl_frspec.draft_tree import KernelGrowth, StockGrowth
 from sgl_frspec.map_fit import Counters, MapFit, prometheus_counters
 from sgl_frspec.norms import is_plain, takes
@@ -90,6 +91,19 @@ def test_head_refuses_what_it_would_leave_out(name):
     head(**{name: None})
     with pytest.raises(OptionError, match=f"{name}.*--frspec-stock head"):
         head(**{name: 30.0})
+
+
+def test_graphs_of_the_draft_bring_no_logits_buffer():
+    """SGLang's own class would give ``rows`` x ``vocab_size`` and keep them."""
+    shared = GraphSharedOutput(device=torch.device("cpu"), max_rows=64)
+    runner = SimpleNamespace(graph_shared_output=shared, device="cpu")
+    with without_logits(runner):
+        assert runner.graph_shared_output.get_logits_buffer(500, rows=48).shape == (48, 1)
+    assert runner.graph_shared_output is shared
+    assert not vars(shared)["_logits_buffers"]
+    with pytest.raises(RuntimeError, match="capture"), without_logits(runner):
+        raise RuntimeError("capture failed")
+    assert runner.graph_shared_output is shared
 
 
 def test_our_growth_and_sglangs_choose_the_same_trees():
