@@ -1,13 +1,16 @@
 """``python -m bench map-sizes``: FRSPEC at several map sizes on the same prompts."""
 
 import argparse
+import json
 import time
 from pathlib import Path
 
 import torch
 
 from bench.serving.map_size_models import ServedModel, chain_model, embedded_model, model_in_folders
-from bench.serving.map_size_run import MapSizeRun
+from bench.serving.map_size_plot import draw
+from bench.serving.map_size_report import gains
+from bench.serving.map_size_run import RESULTS, MapSizeRun
 from bench.serving.one_at_a_time import starting
 from bench.serving.servers import running
 from bench.serving.shapes import REAL_MODEL, SHAPES
@@ -61,6 +64,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     work.add_argument("--check-text", action="store_true", help="against the target alone")
     work.add_argument("--profile", nargs="*", default=[], metavar="VARIANT")
     work.add_argument("--time-limit", type=float, metavar="SECONDS", help="begin no turn later")
+    parser.add_argument("--show", type=Path, metavar="JSON", help="results, served before")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args(argv)
 
@@ -68,6 +72,8 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> int:
     """Serve, measure, predict; the status is in ``--help``."""
     args, began = parse_arguments(argv), time.monotonic()
+    if args.show:
+        return _show(args.show, args.out)
 
     def say(line: str) -> None:
         print(f"[{time.monotonic() - began:6.1f}] {line}", flush=True)
@@ -82,7 +88,24 @@ def main(argv: list[str]) -> int:
         for name, why in fleet.failures.items():
             say(f"FAILED {name}: {why}")
         machine.measure()
-        return run.measure(fleet)
+        status = run.measure(fleet)
+    _show(args.out / RESULTS, args.out)
+    return status
+
+
+def _show(file: Path, out: Path) -> int:
+    try:
+        results = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        print(f"bench map-sizes: {file} holds no results: {error}")
+        return 2
+    print(gains(results))
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        print(f"drawn: {draw(results, out)}")
+    except (ImportError, ValueError) as error:
+        print(f"not drawn: {error}")
+    return 0
 
 
 def _model(args: argparse.Namespace) -> ServedModel:
