@@ -1,8 +1,9 @@
 """``bench serve --soak``: thousands of mixed requests at once; none lost, none wrong, memory flat.
 
-Answers whose tokens nothing but the target chooses are scored behind the requests by a server
+Answers whose tokens nothing but the target chooses are scored after the requests by a server
 without speculation: a greedy token must be its best, a sampled one among its ``top_k``, give or
-take the rounding between two passes of the target.
+take the rounding between two passes of the target. That server does nothing while requests run, so
+what the GPU gains meanwhile is the other's.
 """
 
 import http.client
@@ -12,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from bench.serving.soak_requests import TOP_K, Outcome, Request, draw_request, f
 CONCURRENCY = 64
 LONGEST_PROMPT = 1500
 SCORED_AT_ONCE = 64
+MEMORY_NOTES = 16
 # After this share of the requests every code path has run and every pool has its size.
 SETTLED_SHARE = 0.25
 GPU_GROWTH = 64 << 20
@@ -113,28 +115,19 @@ class Soak:
         self._lock = threading.Lock()
 
     def run(self, seed: int = 0) -> SoakReport:
-        """All requests; the judge works behind them."""
+        """All requests, then the judge's view of their answers."""
         draw = random.Random(seed)
         tokens = [token for text in held_out_texts() for token in text]
         longest = min(LONGEST_PROMPT, len(tokens) // 2)
         requests = [draw_request(draw, tokens, longest) for _ in range(self._count)]
-        outcomes: list[Outcome] = []
-        judged: list[Future[list[str]]] = []
+        report = self._report
         began = time.monotonic()
-        with ThreadPoolExecutor(1) as judging, ThreadPoolExecutor(CONCURRENCY) as pool:
-            for outcome in pool.map(self._send, requests):
-                if outcome is None:
-                    self._report.unsent += 1
-                    continue
-                outcomes.append(outcome)
-                if len(outcomes) % SCORED_AT_ONCE == 0:
-                    first = len(outcomes) - SCORED_AT_ONCE
-                    judged.append(judging.submit(self._judge_part, first, outcomes[first:]))
-            first = len(outcomes) // SCORED_AT_ONCE * SCORED_AT_ONCE
-            judged.append(judging.submit(self._judge_part, first, outcomes[first:]))
-            report = self._report
-            report.seconds = time.monotonic() - began
-            silent = self._silent()
+        with ThreadPoolExecutor(CONCURRENCY) as pool:
+            sent = list(pool.map(self._send, requests))
+        report.seconds = time.monotonic() - began
+        outcomes = [outcome for outcome in sent if outcome is not None]
+        report.unsent = len(sent) - len(outcomes)
+        silent = self._silent()
         report.kinds = dict(Counter(outcome.request.kind for outcome in outcomes))
         report.aborted = sum(outcome.aborted for outcome in outcomes)
         report.faults = [
@@ -143,7 +136,9 @@ class Soak:
             if (reason := fault(outcome))
         ]
         report.faults += silent
-        report.faults += [reason for part in judged for reason in part.result()]
+        for first in range(0, len(outcomes), SCORED_AT_ONCE):
+            part = outcomes[first : first + SCORED_AT_ONCE]
+            report.faults += self._judge_part(first, part)
         return report
 
     def _send(self, request: Request) -> Outcome | None:
@@ -160,7 +155,7 @@ class Soak:
             outcome.error = f"{type(error).__name__}: {error}"
         with self._lock:
             self._done += 1
-            if self._done % max(1, self._count // 8) == 0:
+            if self._done % max(1, self._count // MEMORY_NOTES) == 0:
                 self._note_memory()
         return outcome
 

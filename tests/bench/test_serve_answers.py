@@ -275,6 +275,7 @@ class Target:
 
     def __init__(self, wrong=0):
         self.wrong, self.asked = wrong, 0
+        self.asked_when_judged: list[int] = []
 
     def server(self, path, body):
         self.asked += 1
@@ -296,6 +297,7 @@ class Target:
         return [answer] * sampling.get("n", 1) if batch or sampling.get("n") else answer
 
     def judge(self, path, body):
+        self.asked_when_judged.append(self.asked)
         answers = []
         for ids, start in zip(body["input_ids"], body["logprob_start_len"], strict=True):
             entries, tops = [], []
@@ -325,7 +327,15 @@ def test_a_good_run_has_no_fault(monkeypatch):
     assert 0 < report.aborted <= report.kinds["abort"]
     assert report.scored_tokens > 500
     assert report.good
-    assert [memory.done for memory in report.memory] == [7, 14, 21, 28, 35, 42, 49, 56]
+    assert [memory.done for memory in report.memory] == list(range(3, 61, 3))
+
+
+def test_the_judge_rests_while_requests_run(monkeypatch):
+    """What the GPU gains in a run is the tested server's."""
+    target = Target()
+    soak_run(monkeypatch, target)
+    assert len(target.asked_when_judged) >= 1
+    assert set(target.asked_when_judged) == {60 + 1}
 
 
 def test_requests_that_come_too_late_are_not_sent_and_said(monkeypatch):
