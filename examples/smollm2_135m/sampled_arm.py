@@ -8,9 +8,11 @@ or ``drawn`` (docs/sampling.md), in trees or chains, and asks for
 - the first three tokens of ``--requests`` replies for each setting: temperature 0.7, 1.0, and 1.0
   with top-p 0.9, four held-out prompts, all kinds in the same batches;
 - ``--replies`` whole replies to held-out prompts at temperature 1, for the accept length;
-- ``--seeds`` seeded replies in a batch of 16, in the reverse order, and alone.
+- ``--seeds`` seeded replies and the log probabilities of ``--greedy`` greedy ones, in batches of
+  16 and again in other company and alone (``sampled_repeats``).
 
 The outcome is written to the folder after every batch. ``sampled_compare FOLDER`` judges it.
+Several servers can share an arm's requests: give each a ``--name`` and a ``--random-seed``.
 """
 
 import argparse
@@ -26,6 +28,10 @@ from typing import Any
 from examples.smollm2_135m.convert import CONVERSION
 from examples.smollm2_135m.demo import load_tokenizer
 from examples.smollm2_135m.prompts import chat_ids, eval_prompts
+from examples.smollm2_135m.sampled_repeats import (
+    repeated_log_probabilities,
+    repeated_seeds,
+)
 from examples.smollm2_135m.serving import DRAFT, MODEL, TOKEN_MAP, free_port, sample
 from sgl_frspec.maps.files import atomic_file
 from sgl_frspec.serve import server_command
@@ -45,7 +51,8 @@ ARMS = {
     "plain": None, "fixed": TREE, "drawn": TREE, "fixed-chain": CHAIN, "drawn-chain": CHAIN,
 }  # fmt: skip
 KINDS_EACH = 100  # replies of a kind in one request to the server
-REPLY_TOKENS, SEEDED_TOKENS, COMPANY = 64, 24, 16
+REPLIES_EACH = 256  # whole replies likewise
+REPLY_TOKENS = 64
 MAP_SIZE = 32768
 
 
@@ -67,10 +74,12 @@ def drafting_flags(arm: str, map_size: int) -> list[str]:
 class Outcome:
     """What a server answered so far, on disk after every batch."""
 
-    def __init__(self, folder: Path, arm: str, map_size: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / f"{arm}-{map_size}.json"
-        self.found: dict[str, Any] = {"arm": arm, "map_size": map_size, "counts": {}}
+    def __init__(self, path: Path, arm: str, map_size: int, random_seed: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self.found: dict[str, Any] = {
+            "arm": arm, "map_size": map_size, "random_seed": random_seed, "counts": {},
+        }  # fmt: skip
 
     def write(self) -> None:
         """Replace the file."""
@@ -100,28 +109,14 @@ def ask_first_tokens(url: str, prompts: list[list[int]], requests: int, outcome:
 
 def ask_replies(url: str, prompts: list[list[int]], replies: int, outcome: Outcome) -> None:
     """Cycles and accepted drafts of sampled replies."""
-    asked = [prompts[i % len(prompts)] for i in range(replies)]
     common = {"temperature": 1.0, "max_new_tokens": REPLY_TOKENS}
-    got = sample(url, asked, [common | {"sampling_seed": i} for i in range(replies)])
-    outcome.found["replies"] = [(reply.cycles, reply.accepted, len(reply.ids)) for reply in got]
-    outcome.write()
-
-
-def ask_seeds(url: str, prompts: list[list[int]], count: int, outcome: Outcome) -> None:
-    """How many seeded replies come again in a reversed batch and alone."""
-    asked = [prompts[i % len(prompts)] for i in range(COMPANY)]
-    common = {"temperature": 1.0, "max_new_tokens": SEEDED_TOKENS, "ignore_eos": True}
-    how = [common | {"sampling_seed": 1000 + i} for i in range(COMPANY)]
-    first = [reply.ids for reply in sample(url, asked, how)]
-    turned = [reply.ids for reply in sample(url, asked[::-1], how[::-1])][::-1]
-    alone = [sample(url, [asked[i]], [how[i]])[0].ids for i in range(min(count, COMPANY))]
-    outcome.found["seeds"] = {
-        "batch": COMPANY,
-        "reversed": sum(a == b for a, b in zip(first, turned, strict=True)),
-        "alone": [sum(a == b for a, b in zip(first, alone, strict=False)), len(alone)],
-        "distinct": len({tuple(ids) for ids in first}),
-    }
-    outcome.write()
+    found = outcome.found["replies"] = []
+    for start in range(0, replies, REPLIES_EACH):
+        numbers = range(start, min(start + REPLIES_EACH, replies))
+        asked = [prompts[i % len(prompts)] for i in numbers]
+        got = sample(url, asked, [common | {"sampling_seed": i} for i in numbers])
+        found += [(reply.cycles, reply.accepted, len(reply.ids)) for reply in got]
+        outcome.write()
 
 
 def short_prompts(model: Path) -> list[list[int]]:
@@ -142,6 +137,9 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=0, help="for each setting")
     parser.add_argument("--replies", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=0)
+    parser.add_argument("--greedy", type=int, default=0)
+    parser.add_argument("--random-seed", type=int, default=1, help="of the server; default: 1")
+    parser.add_argument("--name", help="of the files; default: the arm and the map's size")
     parser.add_argument("--flags", default="", help="more flags for the server")
     parser.add_argument("--start-seconds", type=float, default=240.0)
     parser.add_argument("--out", type=Path, required=True)
@@ -151,26 +149,33 @@ def main() -> int:
     CONVERSION.run(args.model)
     prompts, port = short_prompts(args.model), free_port()
     flags = [
-        *("--model-path", str(args.model), "--port", str(port), "--random-seed", "1"),
+        *("--model-path", str(args.model), "--port", str(port)),
+        *("--random-seed", str(args.random_seed)),
         *("--sampling-backend", "pytorch", *drafting_flags(args.arm, args.map_size)),
         *args.flags.split(),
     ]
-    outcome = Outcome(args.out, args.arm, args.map_size)
-    log = args.out / f"{args.arm}-{args.map_size}.log"
+    name = args.name or f"{args.arm}-{args.map_size}"
+    outcome = Outcome(args.out / f"{name}.json", args.arm, args.map_size, args.random_seed)
+    log = args.out / f"{name}.log"
     started = time.perf_counter()
     try:
         with ServerProcess(server_command(flags), f"http://127.0.0.1:{port}", log) as server:
             server.wait_until_ready(args.start_seconds)
             _say(args, started, ["ready"])
-            if args.seeds:
-                ask_seeds(server.url, prompts, args.seeds, outcome)
-                _say(args, started, ["seeds", outcome.found["seeds"]])
-            if args.replies:
-                ask_replies(server.url, prompts, args.replies, outcome)
-                _say(args, started, ["replies", args.replies])
             if args.requests:
                 ask_first_tokens(server.url, prompts[:PROMPTS], args.requests, outcome)
                 _say(args, started, ["first tokens", args.requests])
+            if args.replies:
+                ask_replies(server.url, prompts, args.replies, outcome)
+                _say(args, started, ["replies", args.replies])
+            for key, count, repeated in (
+                ("seeds", args.seeds, repeated_seeds),
+                ("greedy", args.greedy, repeated_log_probabilities),
+            ):
+                if count:
+                    outcome.found[key] = repeated(server.url, prompts, count)
+                    outcome.write()
+                    _say(args, started, [key, outcome.found[key]])
     except ServerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -179,7 +184,9 @@ def main() -> int:
 
 def _say(args: argparse.Namespace, started: float, words: Iterable[Any]) -> None:
     print(
-        f"[{time.perf_counter() - started:5.1f} s] {args.arm} {args.map_size}:", *words, flush=True
+        f"[{time.perf_counter() - started:5.1f} s] {args.name or args.arm} {args.map_size}:",
+        *words,
+        flush=True,
     )
 
 

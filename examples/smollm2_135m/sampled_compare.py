@@ -4,9 +4,9 @@
 
 Compares every FRSPEC arm with ``plain``: the first, second and third token and all three together,
 each with few and with many pools of rare outcomes, at every setting, with Holm's correction over
-all of them (``bench.homogeneity``). Prints the accept lengths of the arms at every map size, and
-how many seeded replies came again. Exits with 1 at an adjusted p-value of 0.01 or less, or if there
-was nothing to compare.
+all of them (``bench.homogeneity``). Files of one arm and map size are counted together. Prints the
+accept lengths of the arms at every map size, and what came again (``sampled_repeats``). Exits with
+1 at an adjusted p-value of 0.01 or less, or if there was nothing to compare.
 """
 
 import argparse
@@ -35,6 +35,32 @@ class Comparison(NamedTuple):
     pools: str
     sizes: tuple[int, int]
     found: Homogeneity
+
+
+def together(files: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One record for each arm and map size: counts added, replies in a row.
+
+    Raises:
+        ValueError: two files hold the same random numbers.
+    """
+    arms: dict[tuple[str, int], dict[str, Any]] = {}
+    seeds: set[tuple[str, int, int]] = set()
+    for file in files:
+        key = file["arm"], file["map_size"]
+        arm = arms.setdefault(key, {"arm": key[0], "map_size": key[1], "counts": {}, "replies": []})
+        if file["counts"]:
+            if (*key, file["random_seed"]) in seeds:
+                raise ValueError(
+                    f"two files of {key[0]} {key[1]:,} have the random seed {file['random_seed']}:"
+                    " give each server a --random-seed of its own"
+                )
+            seeds.add((*key, file["random_seed"]))
+        for setting, by_prompt in file["counts"].items():
+            found = arm["counts"].setdefault(setting, [Counter() for _ in by_prompt])
+            for counter, more in zip(found, by_prompt, strict=True):
+                counter.update(more)
+        arm["replies"] += file.get("replies", [])
+    return list(arms.values())
 
 
 def marginal(counts: Counts, places: tuple[int, ...]) -> Counter[str]:
@@ -99,13 +125,39 @@ def accept_table(arms: list[dict[str, Any]]) -> list[str]:
         if any(cycles for cycles, _, _ in arm.get("replies", []))
     }
     names = sorted({name for _, name in found}, reverse=True)
-    lines = ["| map | " + " | ".join(names) + " |", "|--:|" + "--:|" * len(names)]
+    pairs = [name for name in names if name.replace("drawn", "fixed") in names and "drawn" in name]
+    titles = [*names, *(f"{name} - {name.replace('drawn', 'fixed')}" for name in pairs)]
+    lines = ["| map | " + " | ".join(titles) + " |", "|--:|" + "--:|" * len(titles)]
     for size in sorted({size for size, _ in found}):
         cells = [
             "{:.3f} ± {:.3f}".format(*found[size, name]) if (size, name) in found else ""
             for name in names
         ]
+        for name in pairs:
+            two = [found.get((size, x)) for x in (name, name.replace("drawn", "fixed"))]
+            (a, a_error), (b, b_error) = (x or (float("nan"),) * 2 for x in two)
+            cells.append(f"{a - b:+.3f} ± {(a_error**2 + b_error**2) ** 0.5:.3f}")
         lines.append(f"| {size:,} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def repeat_lines(name: str, file: dict[str, Any]) -> list[str]:
+    """What came again in a file, in words."""
+    lines = []
+    for key, what in (("seeds", "seeded replies"), ("greedy", "greedy replies' log probabilities")):
+        if not (found := file.get(key)):
+            continue
+        ways = ", ".join(f"{way} {equal}" for way, equal in found["equal"].items())
+        lines.append(f"{name}: of {found['count']} {what} equal: {ways}")
+        if key == "seeds":
+            lines.append(f"    {found['distinct']} differ from each other")
+            lines += [
+                f"    {way}: reply {i} differs from token {place} on"
+                for way, i, place in found["differences"]
+            ]
+        else:
+            largest = ", ".join(f"{way} {value:.2g}" for way, value in found["largest"].items())
+            lines.append(f"    largest differences: {largest}")
     return lines
 
 
@@ -116,19 +168,15 @@ def main() -> int:
     )
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
-    arms = [json.loads(path.read_text()) for path in sorted(folder.glob("*-*.json"))]
+    files = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    arms = together(list(files.values()))
     plain = next((arm for arm in arms if arm["arm"] == "plain"), None)
     others = [arm for arm in arms if arm["arm"] != "plain"]
     tests = [test for arm in others if plain for test in comparisons(plain, arm)]
     print("\n".join(accept_table(others)))
-    for arm in arms:
-        if seeds := arm.get("seeds"):
-            same, alone = seeds["alone"]
-            print(
-                f"\n{arm['arm']} {arm['map_size']:,}: of {seeds['batch']} seeded replies"
-                f" {seeds['distinct']} differ from each other, {seeds['reversed']} came again in a"
-                f" reversed batch, {same} of {alone} alone"
-            )
+    print(
+        "\n" + "\n".join(line for name, file in files.items() for line in repeat_lines(name, file))
+    )
     if not tests:
         print("nothing to compare: no plain arm, or no arm beside it", file=sys.stderr)
         return 1

@@ -139,6 +139,16 @@ def sample(
         return [Reply.of(one) for one in json.load(answer)]
 
 
+def log_probabilities(
+    url: str, prompts: Sequence[list[int]], new_tokens: int
+) -> list[list[tuple[int, float]]]:
+    """Greedy answers to tokenised prompts: each token and its log probability."""
+    body = _body(list(prompts), new_tokens) | {"return_logprob": True}
+    with _post(f"{url}/generate", body) as answer:
+        scored = [one["meta_info"]["output_token_logprobs"] for one in json.load(answer)]
+    return [[(token, value) for value, token, *_ in one] for one in scored]
+
+
 def stream(url: str, prompt: list[int], new_tokens: int) -> Iterator[Reply]:
     """The greedy answer to one prompt, growing: what is there so far, after each cycle."""
     body = _body(prompt, new_tokens) | {"stream": True}

@@ -8,7 +8,13 @@ import torch
 
 from examples.smollm2_135m import sampled_compare
 from examples.smollm2_135m.sampled_arm import ARMS, SETTINGS, drafting_flags
-from examples.smollm2_135m.sampled_compare import accept_length, comparisons, marginal
+from examples.smollm2_135m.sampled_compare import (
+    accept_length,
+    accept_table,
+    comparisons,
+    marginal,
+    together,
+)
 
 
 def replies(generator, count, shift=0.0):
@@ -25,7 +31,7 @@ def replies(generator, count, shift=0.0):
 
 def arm(name, generator, shift=0.0, **more):
     counts = {setting: [replies(generator, 2000, shift) for _ in range(2)] for setting in SETTINGS}
-    return {"arm": name, "map_size": 32768, "counts": counts, **more}
+    return {"arm": name, "map_size": 32768, "random_seed": 1, "counts": counts, **more}
 
 
 def compare(folder, monkeypatch, *arms):
@@ -37,14 +43,22 @@ def compare(folder, monkeypatch, *arms):
 
 def test_arms_that_are_alike(tmp_path, monkeypatch, capsys):
     g = torch.Generator().manual_seed(1)
-    seeds = {"batch": 16, "reversed": 16, "alone": [8, 8], "distinct": 15}
-    drawn = arm("drawn", g, seeds=seeds, replies=[(10, 8, 18), (20, 22, 42)])
+    seeds = {
+        "count": 16, "distinct": 15, "equal": {"again": 16, "alone": 15},
+        "differences": [("alone", 3, 21)],
+    }  # fmt: skip
+    greedy = {"count": 4, "equal": {"alone": 1}, "largest": {"alone": 0.0625}}
+    drawn = arm("drawn", g, seeds=seeds, greedy=greedy, replies=[(10, 8, 18), (20, 22, 42)])
     assert compare(tmp_path, monkeypatch, arm("plain", g), drawn) == 0
     said = capsys.readouterr().out
     assert "24 tests" in said
     assert "no difference" in said
     assert "| 32,768 | 2.000 ± " in said
-    assert "15 differ from each other, 16 came again in a reversed batch, 8 of 8 alone" in said
+    assert "drawn-32768: of 16 seeded replies equal: again 16, alone 15" in said
+    assert "15 differ from each other" in said
+    assert "alone: reply 3 differs from token 21 on" in said
+    assert "drawn-32768: of 4 greedy replies' log probabilities equal: alone 1" in said
+    assert "largest differences: alone 0.062" in said
 
 
 def test_an_arm_that_differs_at_one_token(tmp_path, monkeypatch, capsys):
@@ -61,6 +75,39 @@ def test_nothing_to_compare(tmp_path, monkeypatch, capsys):
     g = torch.Generator().manual_seed(3)
     assert compare(tmp_path, monkeypatch, arm("drawn", g)) == 1
     assert "nothing to compare" in capsys.readouterr().err
+
+
+def test_files_of_one_arm_are_counted_together():
+    def file(name, seed, **counts):
+        return {
+            "arm": name, "map_size": 8192, "random_seed": seed,
+            "counts": {"T 1.0": [counts, {"9": 1}]}, "replies": [(seed, 1, 2)],
+        }  # fmt: skip
+
+    no_counts = {"arm": "drawn", "map_size": 8192, "random_seed": 5, "counts": {}}
+    files = [file("drawn", 5, a=2, b=1), file("plain", 5, a=1), file("drawn", 6, b=3), no_counts]
+    drawn, plain = together(files)
+    assert drawn["counts"] == {"T 1.0": [{"a": 2, "b": 4}, {"9": 2}]}
+    assert drawn["replies"] == [(5, 1, 2), (6, 1, 2)]
+    assert plain["counts"] == {"T 1.0": [{"a": 1}, {"9": 1}]}
+    with pytest.raises(ValueError, match=r"drawn 8,192 have the random seed 6"):
+        together([*files, file("drawn", 6, a=1)])
+
+
+def test_the_gain_of_drawn_children_by_map_size():
+    arms = [
+        {"arm": name, "map_size": size, "replies": replies}
+        for name, size, replies in (
+            ("fixed", 8, [(10, 10, 20), (10, 6, 16)]),
+            ("drawn", 8, [(10, 10, 20)]),
+            ("drawn", 9, [(2, 1, 3)]),
+        )
+    ]
+    lines = accept_table(arms)
+    assert lines[0] == "| map | fixed | drawn | drawn - fixed |"
+    # Deviations 10 - 8 and 6 - 8 over 20 cycles.
+    assert lines[2] == "| 8 | 1.800 ± 0.141 | 2.000 ± 0.000 | +0.200 ± 0.141 |"
+    assert lines[3] == "| 9 |  | 1.500 ± 0.000 | +nan ± nan |"
 
 
 def test_marginals():
