@@ -126,6 +126,7 @@ class Soak:
             sent = list(pool.map(self._send, requests))
         report.seconds = time.monotonic() - began
         outcomes = [outcome for outcome in sent if outcome is not None]
+        self._say(f"{report.variant}: {len(outcomes)} requests done in {report.seconds:.0f} s")
         report.unsent = len(sent) - len(outcomes)
         silent = self._silent()
         report.kinds = dict(Counter(outcome.request.kind for outcome in outcomes))
