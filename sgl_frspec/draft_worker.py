@@ -31,7 +31,7 @@ from sgl_frspec.draft_tree import KernelGrowth, StockGrowth, TreeGrowth
 from sgl_frspec.drawn_proposals import DrawnProposals, list_size
 from sgl_frspec.hot_ids import read_hot_ids
 from sgl_frspec.map_fit import make_map_fit
-from sgl_frspec.norms import install_norms
+from sgl_frspec.norms import install_norms, models_on_our_norms
 from sgl_frspec.options import OptionError, read_options
 from sgl_frspec.reduced_head import gather_head, share_embedding_and_head
 from sgl_frspec.verify_input import TreeBuilder
@@ -110,11 +110,11 @@ class FrSpecDraftWorker(EagleDraftWorker):
     def _install_norms(self) -> None:
         if not self.hot_token_id.is_cuda:
             return
-        ours = (
-            {"draft": install_norms(self.draft_runner.model)} if self.options.uses("norms") else {}
+        models = {"draft": self.draft_runner.model, "target": self.target_worker.model_runner.model}
+        chosen = models_on_our_norms(
+            self.options, deterministic=_decided(self.server_args).enable_deterministic_inference
         )
-        if self.options.target_norms:
-            ours["target"] = install_norms(self.target_worker.model_runner.model)
+        ours = {name: install_norms(models[name]) for name in chosen}
         logger.info("FRSPEC RMSNorms: %s", ours or "SGLang's")
 
     def init_token_map(self) -> None:

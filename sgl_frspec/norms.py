@@ -7,9 +7,20 @@ import torch
 from sglang.srt.layers.layernorm import RMSNorm
 
 from frspec_kernels.norm import add_rms_norm, rms_norm
+from sgl_frspec.options import Options
 
 MAX_WIDTH = 16_384  # of the kernels
 _KERNEL_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def models_on_our_norms(options: Options, *, deterministic: bool) -> list[str]:
+    """Which of "draft" and "target" run their norms on our kernels.
+
+    Our launches follow the batch, and with them the rounding of sums. Under ``deterministic``
+    inference the draft keeps SGLang's, so that a seeded request draws the same in any batch.
+    """
+    draft = ["draft"] if options.uses("norms") and not deterministic else []
+    return draft + (["target"] if options.target_norms else [])
 
 
 def install_norms(model: torch.nn.Module) -> int:

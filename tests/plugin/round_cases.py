@@ -21,7 +21,7 @@ from sgl_frspec import algorithm
 from sgl_frspec.draft_head import DraftHead, reduced_topk_cpu, without_logits
 from sgl_frspec.draft_tree import KernelGrowth, StockGrowth
 from sgl_frspec.map_fit import Counters, MapFit, prometheus_counters
-from sgl_frspec.norms import is_plain, takes
+from sgl_frspec.norms import is_plain, models_on_our_norms, takes
 from sgl_frspec.options import ENVIRONMENT_VARIABLE, OptionError, Options
 from sgl_frspec.refusals import refuse_rounding_by_batch
 from sgl_frspec.round_conditions import copies_contexts_first, obstacle
@@ -324,6 +324,20 @@ def test_norms_that_follow_the_batch_are_refused_for_deterministic_inference(mon
                 refuse_rounding_by_batch(arguments)
         else:
             refuse_rounding_by_batch(arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "deterministic", "models"),
+    [
+        (Options(), False, ["draft"]),
+        (Options(), True, []),
+        (Options(stock=("norms",)), False, []),
+        (Options(target_norms=True), False, ["draft", "target"]),
+        (Options(stock=("norms",), target_norms=True), False, ["target"]),
+    ],
+)
+def test_whose_norms_run_on_our_kernels(options, deterministic, models):
+    assert models_on_our_norms(options, deterministic=deterministic) == models
 
 
 def test_limits_of_the_tree_are_the_kernels():
