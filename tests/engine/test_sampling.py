@@ -32,6 +32,7 @@ KINDS = {
 }
 KINDS["top-k, min-p"][1].update(top_k=9, min_p=0.1)
 EACH = 300
+COMPANY = 16
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +64,9 @@ def replies(request, chain, tmp_path_factory):
     common = {"max_new_tokens": LENGTH, "ignore_eos": True}
     mixed = [asked | common for asked, _ in KINDS.values() for _ in range(EACH)]
     mixed[::50] = [{"temperature": 0} | common for _ in mixed[::50]]
-    seeded = {"temperature": 1.0, "ignore_eos": True, "max_new_tokens": 12}
-    company = [seeded | {"sampling_seed": 100 + i} for i in range(16)]
-    samplings = [mixed, company, company[3], company[12], company[::-1]]
-    batches = [[prompt(chain)] * (len(s) if isinstance(s, list) else 1) for s in samplings]
+    samplings = [mixed, *seeded_in_all_ways().values()]
+    batches = [[prompt(chain)] * len(mixed)]
+    batches += [[prompt(chain, seed_of(one)) for one in batch] for batch in samplings[1:]]
     job = {"engine": {**ENGINE, **options}, "batches": batches, "samplings": samplings}
     done = engine_process(job, tmp_path_factory.mktemp("engine"))
     lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
@@ -74,8 +74,23 @@ def replies(request, chain, tmp_path_factory):
     return json.loads(lines[-1].removeprefix(MARK))["answers"]
 
 
-def prompt(chain):
-    return [5, 6, int(chain.order[20])]
+def prompt(chain, place=0):
+    return [5, 6, int(chain.order[20 + place])]
+
+
+def seed_of(sampling):
+    return sampling.get("sampling_seed", 0)
+
+
+def seeded_in_all_ways():
+    """Batches of 16 seeded requests: in order, again, reversed, among greedy ones, and alone."""
+    common = {"ignore_eos": True, "max_new_tokens": 12}
+    company = [{"temperature": 1.0, "sampling_seed": 1 + i} | common for i in range(COMPANY)]
+    greedy = {"temperature": 0.0} | common
+    return {
+        "company": company, "again": company, "reversed": company[::-1],
+        "among greedy ones": [x for one in company for x in (greedy, one)],
+    } | {f"alone {i}": [one] for i, one in enumerate(company)}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -145,12 +160,18 @@ def test_greedy_requests_among_sampled_ones_are_greedy(replies, logits):
     assert {tuple(answer["ids"]) for answer in replies[0][::50]} == {(first, second, third)}
 
 
-def test_a_seed_repeats_alone_and_in_other_company(replies):
-    _, company, [fourth], [thirteenth], reversed_company = replies
-    assert fourth["ids"] == company[3]["ids"]
-    assert thirteenth["ids"] == company[12]["ids"]
-    assert [a["ids"] for a in reversed_company[::-1]] == [a["ids"] for a in company]
-    assert len({tuple(a["ids"]) for a in company}) >= 14
+def test_a_seed_repeats_alone_and_in_any_company(replies):
+    asked = seeded_in_all_ways()
+    found = {}
+    for (way, samplings), answers in zip(asked.items(), replies[1:], strict=True):
+        for sampling, answer in zip(samplings, answers, strict=True):
+            if seed := seed_of(sampling):
+                found[way, seed] = answer["ids"]
+    first = [found["company", 1 + i] for i in range(COMPANY)]
+    for way in ("again", "reversed", "among greedy ones"):
+        assert [found[way, 1 + i] for i in range(COMPANY)] == first, way
+    assert [found[f"alone {i}", 1 + i] for i in range(COMPANY)] == first
+    assert len(set(map(tuple, first))) >= 14
 
 
 def test_drafts_are_accepted_and_rejected(replies):
