@@ -125,6 +125,26 @@ def test_a_request_repeats_whatever_is_around_it(monkeypatch):
         assert int(alone.accept_lens[0]) == int(together.accept_lens[b])
 
 
+@pytest.mark.parametrize("limit", [0, 1 << 40], ids=["levels", "all rows"])
+def test_an_order_of_requests_is_an_order_of_outcomes(limit, monkeypatch):
+    """The same rows in another order: drawn children, every bit of what was decided."""
+    monkeypatch.setattr(sampling_launch, "ALL_ROWS_LIMIT", limit)
+    p = with_lists(problem(BATCH, NODES, VOCAB, 3, 27), 12, 2, 28).on(DEVICE)
+    order = torch.randperm(BATCH, generator=torch.Generator().manual_seed(29)).to(DEVICE)
+    assert p.lists is not None
+    drawn, rows, ids, q, fixed = p.lists
+    logits = p.logits.view(BATCH, NODES, VOCAB)[order].view(BATCH * NODES, VOCAB)
+    turned = Problem(
+        logits, p.tokens[order], p.parents[order], p.seq_lens[order], p.max_path,
+        changed(p.sampling, lambda x: x[order]),
+        DraftLists(drawn[order], rows[order], ids[order], q[order].contiguous(), fixed),
+    )  # fmt: skip
+    first, second = run(p), run(turned)
+    assert int(first.accept_lens.max()) > 1
+    assert torch.equal(second.path_tokens, first.path_tokens[order])
+    assert torch.equal(second.accept_lens, first.accept_lens[order])
+
+
 def test_without_truncation_nothing_is_collected():
     kinds = [(1.0, 0, 1.0, 0.0), (0.6, 0, 1.0, 0.0), (1.0, 1, 1.0, 0.0), (0.0, 0, 1.0, 0.0)]
     p = problem(4, 5, VOCAB, 3, 5, kinds=kinds, truncates=False).on(DEVICE)

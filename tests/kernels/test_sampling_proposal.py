@@ -65,6 +65,27 @@ def test_children_equal_the_reference(width, children, fixed):
         torch.testing.assert_close(got.scores[row].cpu().double(), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_children_follow_their_request_into_any_batch():
+    """Alone and in another order: the same tokens, scores and q, bit for bit."""
+    batch, beams, width = 6, 4, 32
+    probs, ids = lists(batch * beams, width, 3)
+    heat, seeds, lens = torch.full((batch,), 0.9), torch.arange(batch) - 3, torch.arange(batch) + 9
+
+    def draw(which):
+        rows = (torch.tensor(which)[:, None] * beams + torch.arange(beams)).flatten()
+        found = draw_children(
+            probs[rows].to(DEVICE), ids[rows].to(DEVICE), heat[which].to(DEVICE),
+            seeds[which].to(DEVICE), lens[which].to(DEVICE), 1, children=5, fixed=3,
+            out=empty(len(rows), width, 5),
+        )  # fmt: skip
+        return [tensor.cpu().view(len(which), beams, -1) for tensor in found]
+
+    whole = draw(list(range(batch)))
+    for which in ([4, 1, 5, 0, 3, 2], [3], [2, 2]):
+        for own, of_all in zip(draw(which), whole, strict=True):
+            assert torch.equal(own, of_all[which])
+
+
 def test_missing_candidates_come_last():
     probs = torch.tensor([[0.7, 0.2, 0.0, 0.0]], device=DEVICE)
     ids = torch.tensor([[9, 4, 3, 2]], device=DEVICE)
