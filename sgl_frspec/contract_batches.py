@@ -66,6 +66,16 @@ BATCH_NEEDS: tuple[Need, ...] = (
         fn("ModelRunner.forward", "called: the draft's passes", ("self", "forward_batch")),
     ),
     *in_module(
+        "sglang.srt.layers.quantization.unquant",
+        cls("UnquantizedEmbeddingMethod", "base of the lookup by indexing"),
+        fn("UnquantizedEmbeddingMethod.embedding", "overridden", ("self", "layer", "input_")),
+    ),
+    *in_module(
+        "sglang.srt.layers.vocab_parallel_embedding",
+        cls("VocabParallelEmbedding", "its lookup is replaced"),
+        *values("VocabParallelEmbedding", "the lookup, replaced", "quant_method"),
+    ),
+    *in_module(
         "sglang.srt.model_executor.graph_shared_output",
         cls("GraphSharedOutput", "its buffers"),
         fn(

@@ -29,6 +29,7 @@ from frspec_kernels.tree import Candidates, TreeShape
 from sgl_frspec.draft_head import DraftHead, accepted_rows, without_logits
 from sgl_frspec.draft_tree import KernelGrowth, StockGrowth, TreeGrowth
 from sgl_frspec.drawn_proposals import DrawnProposals, list_size
+from sgl_frspec.embedding import install_lookups
 from sgl_frspec.hot_ids import read_hot_ids
 from sgl_frspec.map_fit import make_map_fit
 from sgl_frspec.norms import install_norms, models_on_our_norms
@@ -73,6 +74,7 @@ class FrSpecDraftWorker(EagleDraftWorker):
         self.head = self._install_head() if self.options.uses("head") else None
         self.builder = TreeBuilder(self.shape, draws=draws) if self.options.uses("tree") else None
         self._install_norms()
+        self._install_lookups()
         self.map_fit = make_map_fit(
             _decided(self.server_args),
             self.hot_token_id,
@@ -116,6 +118,11 @@ class FrSpecDraftWorker(EagleDraftWorker):
         )
         ours = {name: install_norms(models[name]) for name in chosen}
         logger.info("FRSPEC RMSNorms: %s", ours or "SGLang's")
+
+    def _install_lookups(self) -> None:
+        if self.hot_token_id.is_cuda:
+            for model in (self.draft_runner.model, self.target_worker.model_runner.model):
+                install_lookups(model)
 
     def init_token_map(self) -> None:
         """Nothing left to do when the pools have been made."""

@@ -10,6 +10,8 @@ import torch
 from prometheus_client import generate_latest
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.layers.layernorm import GemmaRMSNorm, RMSNorm
+from sglang.srt.layers.quantization.unquant import UnquantizedEmbeddingMethod
+from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.model_executor.graph_shared_output import GraphSharedOutput
@@ -20,6 +22,7 @@ from frspec_kernels.tree_reference import accept_greedy_reference
 from sgl_frspec import algorithm
 from sgl_frspec.draft_head import DraftHead, reduced_topk_cpu, without_logits
 from sgl_frspec.draft_tree import KernelGrowth, StockGrowth
+from sgl_frspec.embedding import install_lookups
 from sgl_frspec.map_fit import Counters, MapFit, prometheus_counters
 from sgl_frspec.norms import is_plain, models_on_our_norms, takes
 from sgl_frspec.options import ENVIRONMENT_VARIABLE, OptionError, Options
@@ -277,6 +280,33 @@ def test_norms_that_ours_replaces():
     assert not is_plain(RMSNorm(32_768))
     assert not isinstance(GemmaRMSNorm(16), RMSNorm)
     assert not takes(torch.ones(2, 16, dtype=torch.bfloat16), None, ())
+
+
+def test_unquantised_embeddings_look_up_by_indexing():
+    def table(method):
+        made: Any = VocabParallelEmbedding.__new__(VocabParallelEmbedding)
+        torch.nn.Module.__init__(made)
+        made.weight = torch.nn.Parameter(torch.randn(9, 4), requires_grad=False)
+        made.quant_method = method
+        return made
+
+    class Quantised(UnquantizedEmbeddingMethod):
+        pass
+
+    plain, quantised = table(UnquantizedEmbeddingMethod()), table(Quantised())
+    model = torch.nn.ModuleList([torch.nn.ModuleList([plain]), quantised, torch.nn.Embedding(9, 4)])
+    assert install_lookups(model) == 1
+    assert type(quantised.quant_method) is Quantised
+    stock = UnquantizedEmbeddingMethod()
+    for ids in (
+        torch.tensor([8, 0, 3, 3]),
+        torch.tensor([[1], [7]]),
+        torch.tensor([], dtype=torch.int64),
+    ):
+        found = plain.quant_method.embedding(plain, ids)
+        assert torch.equal(found, stock.embedding(plain, ids))
+        assert found.data_ptr() != plain.weight.data_ptr() or not ids.numel()
+    assert install_lookups(model) == 0
 
 
 def test_map_fit_reports_what_is_new_since_its_last_report(caplog):
