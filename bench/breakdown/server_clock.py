@@ -8,13 +8,9 @@ the chain tells how many rounds a number of tokens takes. Parts are sent every `
 tokens, not every round: sending costs the server's host time.
 """
 
-import http.client
-import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from bench.serving import client
 from bench.serving.client import Answer
@@ -25,7 +21,6 @@ from bench.serving.servers import Say, Server
 STREAM_INTERVAL = 8  # tokens
 NEW_TOKENS = 256
 TURNS = 8
-_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,9 @@ def time_in_turns(
         def rounds(tokens: int) -> int:
             return prompts.chain.cycles(0, tokens, steps, server.variant.mapped)
 
-        parts = _parts(server.url, texts)
+        parts = client.stream(
+            server.url, texts, max_new_tokens=NEW_TOKENS, stream_interval=STREAM_INTERVAL
+        )
         return _stretch(server.url, parts, workload, prompts, rounds)
 
     for turn, name, stretch in in_turns(servers, TURNS, stretch_of, say):
@@ -107,39 +104,3 @@ def _stretch(
         accept_length=(tokens - 1) / implied,
         wrong=prompts.wrong(workload, [answers[place] for place in sorted(answers)]),
     )
-
-
-def _parts(url: str, texts: Sequence[Sequence[int]]) -> list[tuple[float, dict[str, Any]]]:
-    """When each part of the answer arrived, in seconds, and what it says.
-
-    Raises:
-        RequestFailedError: the server refused the request or went away.
-    """
-    sampling = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
-    sampling["stream_interval"] = STREAM_INTERVAL
-    body = {"input_ids": [list(text) for text in texts], "sampling_params": sampling}
-    place = urlsplit(url)
-    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=_TIMEOUT_S)
-    arrived: list[tuple[float, bytes]] = []
-    try:
-        connection.request(
-            "POST",
-            f"{place.path}/generate",
-            json.dumps(body | {"stream": True}),
-            {"Content-Type": "application/json"},
-        )
-        answer = connection.getresponse()
-        if answer.status != 200:
-            raise client.RequestFailedError(f"{url}: {answer.status}: {answer.read()[:2000]!r}")
-        # Parsed when all have come: a part may be long, and the next one must not wait for it.
-        arrived = [(time.perf_counter(), line) for line in answer]
-    except (OSError, http.client.HTTPException) as error:
-        raise client.RequestFailedError(f"{url}: {error}") from error
-    finally:
-        connection.close()
-    lines = [(seconds, line.removeprefix(b"data: ").strip()) for seconds, line in arrived]
-    parts = [(seconds, json.loads(line)) for seconds, line in lines if line and line != b"[DONE]"]
-    for _, part in parts:
-        if "meta_info" not in part:
-            raise client.RequestFailedError(f"{url}: the stream says {part}")
-    return parts

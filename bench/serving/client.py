@@ -1,11 +1,14 @@
 """Requests to a server's HTTP endpoints."""
 
+import http.client
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 REQUEST_SECONDS = 600.0
 
@@ -66,6 +69,46 @@ def generate(
     sampling = {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True}
     body = {"input_ids": [list(prompt) for prompt in prompts], "sampling_params": sampling}
     return [Answer.of(raw) for raw in post(url, "/generate", body | request)]
+
+
+def stream(
+    url: str, prompts: Sequence[Sequence[int]], **sampling: Any
+) -> list[tuple[float, dict[str, Any]]]:
+    """Greedy answers to a batch, in parts: when each arrived, in seconds, and what it says.
+
+    Args:
+        url: of the server.
+        prompts: token ids.
+        sampling: further parameters; ``stream_interval`` is how many tokens lie between two parts.
+
+    Raises:
+        RequestFailedError: the server refused the request or went away.
+    """
+    body = {"input_ids": [list(prompt) for prompt in prompts], "stream": True}
+    body["sampling_params"] = {"temperature": 0, "ignore_eos": True} | sampling
+    place = urlsplit(url)
+    connection = http.client.HTTPConnection(
+        place.hostname or "", place.port, timeout=REQUEST_SECONDS
+    )
+    arrived: list[tuple[float, bytes]] = []
+    try:
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", f"{place.path}/generate", json.dumps(body), headers)
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise RequestFailedError(f"{url}: {answer.status}: {answer.read()[:2000]!r}")
+        # Parsed when all have come: a part may be long, and the next one must not wait for it.
+        arrived = [(time.perf_counter(), line) for line in answer]
+    except (OSError, http.client.HTTPException) as error:
+        raise RequestFailedError(f"{url}: {error}") from error
+    finally:
+        connection.close()
+    lines = [(seconds, line.removeprefix(b"data: ").strip()) for seconds, line in arrived]
+    parts = [(seconds, json.loads(line)) for seconds, line in lines if line and line != b"[DONE]"]
+    for _, part in parts:
+        if "meta_info" not in part:
+            raise RequestFailedError(f"{url}: the stream says {part}")
+    return parts
 
 
 def _open(request: urllib.request.Request, timeout: float) -> Any:

@@ -38,6 +38,20 @@ def gpu_state() -> GpuState | None:
     return GpuState(total * _MIB, free * _MIB, used * _MIB, busy / 100)
 
 
+def gpu_bytes_by_process() -> dict[int, int]:
+    """Memory of all GPUs that each process holds; empty where ``nvidia-smi`` cannot tell."""
+    query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    held: dict[int, int] = {}
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20)
+        for line in answer.stdout.splitlines():
+            pid, used = (int(part) for part in line.split(","))
+            held[pid] = held.get(pid, 0) + used * _MIB
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return {}
+    return held
+
+
 def cpu_seconds(processes: Iterable[int]) -> float:
     """Processor time that the processes have used so far."""
     ticks = 0

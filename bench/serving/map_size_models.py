@@ -112,4 +112,10 @@ def model_in_folders(target: Path, draft: Path, token_map: Path, prompts: Path) 
         raise ValueError(f"{prompts} holds no prompts")
     vocab = _config(target)["vocab_size"]
     name = target.resolve().name
-    return ServedModel(name, target, draft, token_map, vocab, dict(domains), ignore_eos=True)
+    return ServedModel(
+        name,
+        *(target, draft, token_map, vocab, dict(domains)),
+        # Asked in token ids: a server loads a large tokenizer several times, seconds each.
+        flags=("--skip-tokenizer-init",),
+        ignore_eos=True,
+    )

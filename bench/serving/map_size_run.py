@@ -109,28 +109,33 @@ class MapSizeRun:
         )
 
     def measure(self, fleet: Fleet) -> int:
-        """Everything, partial results as they come; the exit status."""
-        right = not fleet.failures
+        """Everything, partial results as they come; the exit status.
+
+        ``finished`` is recorded when every server was measured, be its texts right or wrong.
+        """
+        if not fleet.servers:
+            self._say("no server started: nothing is measured")
+            return 1
         answers = self._asking.all_answers(
             fleet.servers, self.prompts, self.args.answer_batch, self._say
         )
         servers = [server for server in fleet.servers if server.variant.name in answers]
-        right &= len(servers) == len(fleet.servers)
+        complete = len(servers) == len(self.variants)
         accept = {name: accept_by_domain(self.prompts, found) for name, found in answers.items()}
         self._record("accept", accept)
         self._say_accept(accept)
-        right &= self._same_texts(servers, answers)
+        right = self._same_texts(servers, answers)
         apart = 0
         alone: dict[str, Speed] = {}
         for batch in self.args.batch:
             speeds = self._time(servers, batch, accept)
-            right &= len(speeds) == len(servers)
+            complete &= len(speeds) == len(servers)
             if batch == 1:
                 alone = speeds
                 apart = self._choose(speeds, answers)
         self._profile(servers, alone)
-        self._record("finished", True)
-        return 1 if not right else 3 if apart > 1 else 0
+        self._record("finished", complete)
+        return 1 if not (right and complete) else 3 if apart > 1 else 0
 
     def _record(self, key: str, value: object) -> None:
         self.results[key] = value

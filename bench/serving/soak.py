@@ -3,7 +3,7 @@
 Answers whose tokens nothing but the target chooses are scored after the requests by a server
 without speculation: a greedy token must be its best, a sampled one among its ``top_k``, give or
 take the rounding between two passes of the target. That server does nothing while requests run, so
-what the GPU gains meanwhile is the other's.
+what a GPU gains meanwhile is the other's, also where the memory of each process cannot be seen.
 """
 
 import http.client
@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bench.serving import client
-from bench.serving.machine import gpu_state, resident_bytes
+from bench.serving.machine import gpu_bytes_by_process, gpu_state, resident_bytes
 from bench.serving.prompts import held_out_texts
 from bench.serving.scoring import scored
 from bench.serving.servers import Say, Server
@@ -40,7 +40,12 @@ _TIMEOUT = 300.0
 
 @dataclass(frozen=True)
 class Memory:
-    """After so many requests: bytes used on the GPU, and by the server's processes."""
+    """After so many requests, in bytes.
+
+    Attributes:
+        gpu: what the server's processes hold on the GPU; where that cannot be seen, what all do.
+        resident: memory of the machine that the server's processes occupy.
+    """
 
     done: int
     gpu: int
@@ -161,9 +166,8 @@ class Soak:
         return outcome
 
     def _note_memory(self) -> None:
-        state = gpu_state()
-        resident = resident_bytes(self._server.process.processes())
-        memory = Memory(self._done, state.used if state else 0, resident)
+        processes = self._server.process.processes()
+        memory = Memory(self._done, _gpu_bytes(processes), resident_bytes(processes))
         self._report.memory.append(memory)
         self._say(
             f"{self._server.variant.name}: {memory.done} requests, GPU"
@@ -204,6 +208,14 @@ class Soak:
                     f" target's rank {rank}"
                 )
         return found
+
+
+def _gpu_bytes(processes: Sequence[int]) -> int:
+    held = gpu_bytes_by_process()
+    if own := [held[process] for process in processes if process in held]:
+        return sum(own)
+    state = gpu_state()
+    return state.used if state else 0
 
 
 def write(reports: Sequence[SoakReport], out: Path) -> None:

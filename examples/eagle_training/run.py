@@ -11,13 +11,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.eagle_training.accept_by_size import REPLY_TOKENS, accept_by_size, shared_with
+from examples.eagle_training.context import Context
 from examples.eagle_training.corpus import (
     Document,
     load_documents,
@@ -40,13 +41,6 @@ from examples.eagle_training.tree import Shared, TreeShape
 
 PARTS = ("train", "validation", "eval")
 STAGES = ("prompts", "replies", "train", "evaluate")
-
-
-class Context(NamedTuple):
-    """What the target continues."""
-
-    ids: list[int]
-    domain: str
 
 
 class TrainingRun(ABC):

@@ -11,6 +11,7 @@ project's licence: they are fetched when this runs, and neither they nor what is
 belongs in this repository.
 """
 
+import importlib.metadata
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,8 @@ def model_config(reader: GGUFReader) -> dict[str, Any]:
         "eos_token_id": metadata(reader, "tokenizer.ggml.eos_token_id"),
         "pad_token_id": metadata(reader, "tokenizer.ggml.padding_token_id"),
         "torch_dtype": "bfloat16",
+        # Without it transformers takes a local tokenizer of this size for Mistral's, and warns.
+        "transformers_version": importlib.metadata.version("transformers"),
     }
 
 
@@ -117,7 +120,7 @@ def write_folder(gguf: Path, folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-CONVERSION = Conversion(SOURCE, format_version=1, write_folder=write_folder)
+CONVERSION = Conversion(SOURCE, format_version=2, write_folder=write_folder)
 
 if __name__ == "__main__":
     raise SystemExit(CONVERSION.main(__doc__))

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from examples.eagle_training.run import Context
+from examples.eagle_training.context import Context
 
 FOLDER = Path(__file__).parent / "prompts"
 DOMAINS = ("english", "code", "german", "french", "spanish", "chinese")

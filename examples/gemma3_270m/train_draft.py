@@ -13,7 +13,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from examples.eagle_training.run import Context, TrainingRun, run_command_line
+from examples.eagle_training.context import Context
+from examples.eagle_training.run import TrainingRun, run_command_line
 from examples.gemma3_270m.prompts import held_out, starts, usable
 from sgl_frspec.maps.files import atomic_file
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from examples.eagle_training.context import Context
 from examples.eagle_training.corpus import (
     Document,
     load_documents,
@@ -23,7 +24,6 @@ from examples.eagle_training.corpus import (
     without_loops,
 )
 from examples.eagle_training.decode import DecodeSettings, continue_all
-from examples.eagle_training.run import Context
 from examples.gemma3_270m.prompts import held_out
 from examples.gemma3_270m.rank_sources import write_ids
 

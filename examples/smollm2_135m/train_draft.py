@@ -12,7 +12,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from examples.eagle_training.run import Context, TrainingRun, run_command_line
+from examples.eagle_training.context import Context
+from examples.eagle_training.run import TrainingRun, run_command_line
 from examples.smollm2_135m.prompts import (
     Prompt,
     chat_ids,

@@ -24,6 +24,7 @@ from bench.breakdown.server_rounds import Rounds
 from bench.breakdown.server_run import Asked
 from bench.breakdown.server_trace import split
 from bench.breakdown.timeline import busy
+from bench.serving import client
 from bench.serving.chain import make_chain
 from bench.serving.chain_model import ChainModel
 from bench.serving.prompts import ChainPrompts, Workload
@@ -340,7 +341,7 @@ def _fleet(url, names):
 @pytest.mark.parametrize("requests", [1, 2])
 def test_rounds_are_timed_between_parts_of_a_streamed_answer(requests, monkeypatch):
     chain = make_chain(2048, 1024, 0.8)
-    monkeypatch.setattr(server_clock, "time", _Clock())
+    monkeypatch.setattr(client, "time", _Clock())
     asked = []
     rounds = chain.cycles(0, NEW_TOKENS, 3, True)
     early = next(n for n in range(5, 30) if chain.cycles(0, n, 3, True) == 4)
@@ -378,7 +379,7 @@ def test_a_server_without_a_map_runs_fewer_rounds(monkeypatch):
     chain = make_chain(2048, 1024, 0.8)
     full = chain.cycles(0, NEW_TOKENS, 3, False)
     assert full == -(-(NEW_TOKENS - 1) // 4)
-    monkeypatch.setattr(server_clock, "time", _Clock())
+    monkeypatch.setattr(client, "time", _Clock())
     with fake_server(lambda *_: _streamed(chain, 1, (1, 9, NEW_TOKENS), full)) as url:
         servers = [SimpleNamespace(variant=Variant("full", EAGLE), url=url)]
         found = server_clock.time_in_turns(

@@ -4,6 +4,7 @@ import gzip
 import json
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,17 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from bench.commands.map_sizes import main
+from bench.commands.map_sizes import main, parse_arguments
 from bench.serving import map_choice
 from bench.serving.chain import make_chain
-from bench.serving.client import Answer
+from bench.serving.client import Answer, RequestFailedError
 from bench.serving.graded_map import COVERAGE, graded_ranking
-from bench.serving.map_size_models import model_in_folders
+from bench.serving.map_size_models import ServedModel, model_in_folders
 from bench.serving.map_size_profile import profile_round
+from bench.serving.map_size_run import MapSizeRun
 from bench.serving.map_speed import Speed, accept_by_domain, table
 from bench.serving.measure import Lengths
 from bench.serving.one_at_a_time import starting
+from bench.serving.servers import Fleet
 from bench.serving.traffic import Asking, Prompt, Turn, mixed, take_turns
 from bench.serving.variants import Variant
 from sgl_frspec.maps import TokenMap
@@ -76,11 +80,26 @@ def reply(order: list[str], name: str, end: int = 10**9):
         new = sampling["max_new_tokens"] if sampling["ignore_eos"] else 0
         new = min(new, end)
         cycles = (new - 1) // 2
-        time.sleep(0.02 + 0.005 * cycles)
+        time.sleep(0.02)
+        if body.get("stream"):
+            assert sampling["stream_interval"] > sampling["max_new_tokens"]
+            return streamed(len(body["input_ids"]), new, cycles)
+        time.sleep(0.005 * cycles)
         meta = {"completion_tokens": new, "spec_verify_ct": cycles}
         return [{"output_ids": [7] * new, "meta_info": meta} for _ in body["input_ids"]]
 
     return answer
+
+
+def streamed(requests: int, new: int, cycles: int) -> Iterator[dict[str, Any]]:
+    """The prefills' tokens one after the other, then all answers."""
+    for place in range(requests):
+        meta: dict[str, Any] = {"completion_tokens": 1, "spec_verify_ct": 0}
+        yield {"index": place, "output_ids": [7], "meta_info": meta}
+    time.sleep(0.005 * cycles)
+    meta = {"completion_tokens": new, "spec_verify_ct": cycles}
+    for place in reversed(range(requests)):
+        yield {"index": place, "output_ids": [7] * new, "meta_info": meta}
 
 
 def serve(stack: ExitStack, replies: dict[str, Any]) -> list[Any]:
@@ -106,6 +125,27 @@ def test_turns_time_the_difference_and_alternate():
         for turn in turns:
             assert (turn.rounds, turn.tokens) == (12 - 2, 2 * 20)
             assert turn.ms_round >= 4.5  # a sleep is never shorter than asked
+
+
+def test_what_comes_before_the_first_part_is_not_timed():
+    def slow_prefill(path: str, body: Any) -> Any:
+        time.sleep(0.2 if body["sampling_params"]["max_new_tokens"] == 25 else 0.0)
+        return streamed(1, body["sampling_params"]["max_new_tokens"], 10)
+
+    asking = Asking(Lengths(5, 25), ignore_eos=True)
+    with ExitStack() as stack:
+        server = serve(stack, {"a": slow_prefill})[0]
+        ms, answers = asking._timed(server, [[1]], 25)
+    assert 50 <= ms < 150
+    assert (answers[0].ids, answers[0].cycles) == ([7] * 25, 10)
+
+
+def test_a_stream_without_all_answers_is_refused():
+    asking = Asking(Lengths(5, 25), ignore_eos=True)
+    with ExitStack() as stack:
+        server = serve(stack, {"a": lambda path, body: streamed(1, 25, 10)})[0]
+        with pytest.raises(RequestFailedError, match="1 of 2 answers"):
+            asking.turn(server, [[[1], [2]]])
 
 
 def test_answers_that_end_early_do_not_count_as_rounds():
@@ -229,12 +269,38 @@ def test_prompts_of_a_file(tmp_path: Path):
     model = model_in_folders(tmp_path, tmp_path, tmp_path / "map.safetensors", file)
     assert model.domains == {"b": [[1, 2], [4]], "a": [[3]]}
     assert model.vocab == 9
+    # A large tokenizer costs every server's start seconds, several times.
+    assert "--skip-tokenizer-init" in model.flags
     file.write_text("")
     with pytest.raises(ValueError, match="holds no prompts"):
         model_in_folders(tmp_path, tmp_path, tmp_path / "map.safetensors", file)
     file.unlink()
     with pytest.raises(ValueError, match=r"--prompts cannot be read.*prompts\.jsonl"):
         model_in_folders(tmp_path, tmp_path, tmp_path / "map.safetensors", file)
+
+
+def small_run(folder: Path, say: Any) -> MapSizeRun:
+    """Of a model of nine tokens, whose servers are made up."""
+    torch.save(list(range(9)), folder / "map.pt")
+    prompts = {"a": [[1], [2]]}
+    model = ServedModel("nine", *(folder, folder, folder / "map.pt", 9, prompts), ignore_eos=True)
+    words = ["--sizes", "4", "full", "--out", str(folder / "out"), "--tokens", "8"]
+    words += ["--short-tokens", "3", "--groups", "1", "--alternations", "1"]
+    return MapSizeRun(parse_arguments(words), model, False, time.monotonic(), say)
+
+
+@pytest.mark.parametrize(
+    ("present", "finished", "status"), [((), None, 1), ((4,), False, 1), ((4, 9), True, 0)]
+)
+def test_a_run_is_finished_when_all_servers_were_measured(
+    present: tuple[int, ...], finished: bool | None, status: int, tmp_path: Path
+):
+    run = small_run(tmp_path, print)
+    names = [f"frspec-{size}" for size in present]
+    with ExitStack() as stack:
+        servers = serve(stack, {name: reply([], name) for name in names})
+        assert run.measure(Fleet(servers)) == status
+    assert run.results.get("finished") is finished
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """Gemma 3's conversion: a tiny model goes into GGUF as llama.cpp packs it, and comes back."""
 
+import json
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -38,6 +40,12 @@ def test_attention_pattern_and_rotations(gemma3: Path) -> None:
     thetas = {kind: rope["rope_theta"] for kind, rope in config.rope_parameters.items()}
     assert thetas == {"sliding_attention": 10_000.0, "full_attention": 1_000_000.0}
     assert config.tie_word_embeddings is True
+
+
+def test_transformers_does_not_take_the_tokenizer_for_mistrals(gemma3: Path) -> None:
+    # It does, and warns, where a local model of more than 100,000 tokens names no version.
+    config = json.loads((gemma3 / "config.json").read_text())
+    assert config["transformers_version"] == transformers.__version__
 
 
 def test_merges_are_ordered_by_score_then_length() -> None:

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 
-from examples.eagle_training.run import Context
+from examples.eagle_training.context import Context
 from examples.gemma3_270m.prompts import DOMAINS, FOLDER, held_out, starts, usable
 
 

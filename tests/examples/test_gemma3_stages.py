@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -144,3 +145,8 @@ def test_the_command_runs_the_chosen_stages(
     monkeypatch.setattr(command, "stages", failing)
     assert command.main(words) == 1
     assert "stage model failed" in capsys.readouterr().err
+
+
+def test_the_command_line_answers_without_torch():
+    code = "import sys, examples.gemma3_270m.__main__; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

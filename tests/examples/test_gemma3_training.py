@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from examples.eagle_training.accept_by_size import accept_by_size, shared_with
+from examples.eagle_training.context import Context
 from examples.eagle_training.corpus import Document
 from examples.eagle_training.decode import DecodeSettings, continue_all
 from examples.eagle_training.evaluate import ReplySet, accept_lengths
@@ -19,7 +20,6 @@ from examples.eagle_training.model import (
     load_draft,
     save_draft,
 )
-from examples.eagle_training.run import Context
 from examples.eagle_training.tree import Shared, TreeShape
 from examples.gemma3_270m.prompts import DOMAINS
 from examples.gemma3_270m.rank_sources import write_ids
