@@ -310,10 +310,10 @@ class Target:
         return answers
 
 
-def soak_run(monkeypatch, target, count=60, deadline=float("inf")):
+def soak_run(monkeypatch, target, count=60, deadline=float("inf"), processes=()):
     monkeypatch.setattr(soak, "CONCURRENCY", 1)
     monkeypatch.setattr(soak.time, "sleep", lambda seconds: None)
-    process = SimpleNamespace(processes=lambda: [], log_tail=lambda: "last words")
+    process = SimpleNamespace(processes=lambda: processes, log_tail=lambda: "last words")
     with fake_server(target.server) as url, fake_server(target.judge) as judge_url:
         server: Any = SimpleNamespace(variant=Variant("x", "frspec"), url=url, process=process)
         judge: Any = SimpleNamespace(variant=Variant("y", "nospec"), url=judge_url, process=process)
@@ -375,6 +375,33 @@ def test_one_wrong_token_and_one_refused_request_are_found(monkeypatch):
     for reason in report.faults[1:]:
         assert reason.startswith(f"request {wrong} (several): a token is ")
         assert reason.endswith(f"behind the target's rank {TOP_K}")
+
+
+SMI = """#!/bin/sh
+case "$*" in
+  *compute-apps*) {apps} ;;
+  *) echo "143771, 100000, 43771, 5" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("apps", "gpu"),
+    [
+        ('printf "11, 500\\n12, 40\\n13, 7000\\n11, 3\\n"', 543),
+        ('printf "13, 7000\\n"', 43_771),  # processes of another name space
+        ('printf "11, [N/A]\\n"', 43_771),
+        ("exit 9", 43_771),
+    ],
+)
+def test_memory_is_the_tested_servers_where_it_can_be_seen(monkeypatch, tmp_path, apps, gpu):
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(SMI.format(apps=apps))
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(soak, "resident_bytes", lambda processes: 17)
+    report = soak_run(monkeypatch, Target(), count=16, processes=[11, 12])
+    assert set(report.memory) == {Memory(done, gpu << 20, 17) for done in range(1, 17)}
 
 
 def test_growth_counts_from_a_quarter_of_the_run_on():
