@@ -76,9 +76,22 @@ def test_servers_take_turns_and_the_first_turn_is_not_counted():
         return reply
 
     samples, _ = run({"a": reply_as("a"), "b": reply_as("b")}, alternations=3)
-    # A short and a long answer each, and the order turns round every time.
-    assert "".join(order) == "bbaaaabb" * 2
+    # A request that wakes it, a short and a long answer each; the order turns round every time.
+    assert "".join(order) == "bbbaaaaaabbb" * 2
     assert {name: len(found) for name, found in samples.items()} == {"a": 3, "b": 3}
+
+
+def test_what_waking_up_takes_is_not_timed():
+    others = itertools.count()
+
+    def reply(path, body):
+        if next(others) % 3 == 0:  # the first request of each turn
+            time.sleep(0.3)
+        return chain_reply(path, body)
+
+    samples, _ = run({"a": reply})
+    for sample in samples["a"]:
+        assert 0.5 * 8 * ROUND_S * 1e3 <= sample.ms < 200
 
 
 def test_a_slow_servers_answers_are_cut_but_not_below_the_least():
@@ -92,9 +105,9 @@ def test_a_slow_servers_answers_are_cut_but_not_below_the_least():
     # About 3 ms a token, so 25 and more of 200 tokens take the 90 ms; the least are 6 x 5.
     samples, _ = run({"slow": slow}, alternations=1, lengths=Lengths(5, 200, enough_ms=90.0))
     assert asked[:3] == [5, 5, 30]
-    assert asked[3] == 5
-    assert asked[4] == samples["slow"][0].answer_tokens
-    assert 30 <= asked[4] < 50
+    assert asked[3:5] == [5, 5]
+    assert asked[5] == samples["slow"][0].answer_tokens
+    assert 30 <= asked[5] < 50
 
 
 @pytest.mark.parametrize(
@@ -121,7 +134,7 @@ def test_a_server_that_fails_is_left_out_with_its_last_words():
     asked = itertools.count()
 
     def dies(path, body):
-        if next(asked) >= 4:
+        if next(asked) >= 6:
             raise RuntimeError("out of memory")
         return chain_reply(path, body)
 
