@@ -53,6 +53,11 @@ class MapSizeRun:
         self._map = load_token_map(model.token_map)
         kept = {name: prompts[: args.per_domain] for name, prompts in model.domains.items()}
         self.prompts = mixed(kept)
+        if max(args.batch) > len(self.prompts):
+            raise ValueError(
+                f"--batch {max(args.batch)}: there are {len(self.prompts)} prompts; give more, or"
+                " smaller batches"
+            )
         self._asking = Asking(Lengths(args.short_tokens, args.tokens), model.ignore_eos)
         args.out.mkdir(parents=True, exist_ok=True)
         self._by_size = {

@@ -33,7 +33,7 @@ class Speed:
     def of(cls, turns: Sequence[Turn], accept: Mapping[str, float]) -> "Speed":
         """The figures of one server's turns."""
         each = [turn.ms_round for turn in turns]
-        rates = [1e3 * turn.tokens / turn.ms for turn in turns]
+        rates = [1e3 * turn.tokens / turn.ms if turn.ms else float("nan") for turn in turns]
         return cls(len(turns), median(each), min(each), max(each), median(rates), dict(accept))
 
     @property

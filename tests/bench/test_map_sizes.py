@@ -309,6 +309,7 @@ def test_a_run_is_finished_when_all_servers_were_measured(
         ([], "give --shape, or --target"),
         (["--shape", "tiny", "--sizes", "3k"], "the map has 2048 ids"),
         (["--shape", "tiny", "--sizes", "1k", "--check-text"], "--variant nospec"),
+        (["--shape", "tiny", "--sizes", "1k", "--batch", "1", "8"], "--batch 8: there are 4"),
     ],
 )
 def test_bad_requests_are_refused_before_anything_starts(
