@@ -80,7 +80,8 @@ class Asking:
         return found
 
     def turn(self, server: Server, groups: Sequence[Sequence[list[int]]]) -> "Turn":
-        """Every group once."""
+        """Every group once, behind an answer that wakes the server up."""
+        self._timed(server, groups[0], self.lengths.short)
         ms, rounds, tokens = 0.0, 0, 0
         for group in groups:
             short_ms, short = self._timed(server, group, self.lengths.short)

@@ -119,7 +119,8 @@ def test_turns_time_the_difference_and_alternate():
     with ExitStack() as stack:
         servers = serve(stack, {n: reply(order, n) for n in "ab"})
         taken = take_turns(servers, asking, [[[1], [2]]], 2, float("inf"), print)
-    assert "".join(order) == "bbaa" + "aabb" + "bbaa"
+    # One that wakes it, a short and a long answer.
+    assert "".join(order) == "bbbaaa" + "aaabbb" + "bbbaaa"
     for turns in taken.values():
         assert len(turns) == 2
         for turn in turns:
