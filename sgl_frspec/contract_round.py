@@ -192,6 +192,13 @@ ROUND_NEEDS: tuple[Need, ...] = (
     ),
     *in_module(
         "sglang.srt.layers.logits_processor",
+        cls("LogitsProcessor", "its conversion is left out of captured rounds"),
+        fn(
+            "LogitsProcessor._copy_logits_to_buffer",
+            "replaced while rounds are captured",
+            ("self", "logits", "logits_metadata"),
+        ),
+        *values("LogitsProcessor", "read", "final_logit_softcapping", "vocab_size"),
         cls("LogitsProcessorOutput", "constructed by the head"),
     ),
     *in_module(

@@ -24,6 +24,7 @@ from torch import Tensor
 from frspec_kernels.tree import Accepted, Candidates
 from sgl_frspec.round_conditions import copies_contexts_first
 from sgl_frspec.round_state import RoundBatches, RoundInputs
+from sgl_frspec.target_logits import unconverted_logits
 from sgl_frspec.verify import accept_tree, slot_moves, tokens_at_front
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class RoundGraphs:
         )
         self._rounds: dict[int, CapturedRound] = {}
         self._stream = torch.cuda.Stream()
-        with model_capture_mode():
+        with model_capture_mode(), unconverted_logits(target_runner.model):
             for size in reversed(self.sizes):
                 self._rounds[size] = self._capture(size)
         logger.info("FRSPEC captured whole rounds of %s requests", self.sizes)

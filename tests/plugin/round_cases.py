@@ -10,6 +10,7 @@ import torch
 from prometheus_client import generate_latest
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.layers.layernorm import GemmaRMSNorm, RMSNorm
+from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.layers.quantization.unquant import UnquantizedEmbeddingMethod
 from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
@@ -30,6 +31,7 @@ from sgl_frspec.refusals import refuse_rounding_by_batch
 from sgl_frspec.round_conditions import copies_contexts_first, obstacle
 from sgl_frspec.round_graph import path_rows
 from sgl_frspec.round_state import RoundBatches, RoundInputs
+from sgl_frspec.target_logits import unconverted_logits
 from sgl_frspec.verify import is_plain_greedy, rows_at_front, tokens_at_front
 from sgl_frspec.verify_input import TreeBuilder, unpack_mask
 
@@ -280,6 +282,42 @@ def test_norms_that_ours_replaces():
     assert not is_plain(RMSNorm(32_768))
     assert not isinstance(GemmaRMSNorm(16), RMSNorm)
     assert not takes(torch.ones(2, 16, dtype=torch.bfloat16), None, ())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_logits_of_captured_rounds_are_those_of_the_head(dtype):
+    processor: Any = LogitsProcessor.__new__(LogitsProcessor)
+    torch.nn.Module.__init__(processor)
+    processor.vocab_size, processor.final_logit_softcapping = 10, None
+    model: Any = SimpleNamespace(logits_processor=processor)
+    logits = torch.randn(3, 16).to(dtype)  # six of padding
+    metadata = SimpleNamespace(next_token_logits_buffer=torch.full((3, 10), torch.nan))
+    with unconverted_logits(model):
+        found = processor._copy_logits_to_buffer(logits, metadata, use_buffer=True)
+    assert found.dtype == dtype
+    assert torch.equal(found, logits[:, :10])
+    assert found.data_ptr() == logits.data_ptr()
+    assert metadata.next_token_logits_buffer.isnan().all()
+    stock = processor._copy_logits_to_buffer(logits, metadata, use_buffer=True)
+    assert stock is metadata.next_token_logits_buffer
+    assert torch.equal(stock, found.float())
+    with pytest.raises(RuntimeError, match="capture"), unconverted_logits(model):
+        raise RuntimeError("capture failed")
+    assert "_copy_logits_to_buffer" not in vars(processor)
+
+
+def test_logits_that_are_capped_or_of_another_class_stay_sglangs():
+    capped: Any = LogitsProcessor.__new__(LogitsProcessor)
+    torch.nn.Module.__init__(capped)
+    capped.vocab_size, capped.final_logit_softcapping = 10, 30.0
+    other = SimpleNamespace(vocab_size=10, final_logit_softcapping=None)
+    for model in (
+        SimpleNamespace(logits_processor=capped),
+        SimpleNamespace(logits_processor=other),
+        SimpleNamespace(),
+    ):
+        with unconverted_logits(model):
+            assert "_copy_logits_to_buffer" not in vars(getattr(model, "logits_processor", model))
 
 
 def test_unquantised_embeddings_look_up_by_indexing():
