@@ -34,7 +34,7 @@ _KINDS = tuple(
         (
             "acceptance",
             r"accept|argmax|VerifyTree|tree_speculative|fill_bonus|tally_kernel|softmax_parts"
-            r"|candidate_bound|collect_candidates|decide_children|race_kernel|finish_sampled",
+            r"|narrow_bracket|collect_candidates|decide_children|race_kernel|finish_sampled",
         ),
         ("softmax", r"softmax"),
         ("tree", r"grow_tree|build_tree|tree_kernel|select_top_k|organize_draft"),

@@ -16,6 +16,6 @@ def test_acceptance_and_proposals_compile_on_sm_90_and_no_step_has_a_kernel_of_i
     assert done.returncode == 0, done.stderr[-3000:]
     counts = dict(line.split() for line in done.stdout.splitlines())
     assert counts["draw_children_kernel"] == "1"
-    assert counts["candidate_bound_kernel"] == "3"  # all rows, level by level, trees of one node
+    assert counts["narrow_bracket_kernel"] == "6"  # twice: all rows, level by level, single nodes
     assert counts["collect_candidates_kernel"] == "3"
     assert counts["softmax_parts_kernel"] == "4"  # and without truncation

@@ -17,6 +17,7 @@ import triton.language as tl
 LOWEST_KEY = tl.constexpr(-(2**63))
 HIGHEST_KEY = tl.constexpr(2**63 - 1)
 LOWEST_ORDER = tl.constexpr(-(2**31))
+HIGHEST_ORDER = tl.constexpr(2**31 - 1)  # of NaN alone
 MAX_TOKEN_ID = tl.constexpr(2**31 - 1)
 
 

@@ -15,12 +15,14 @@ C candidates of a list.
 
 p is never written out, and no vocabulary is sorted. Per row, launch by launch:
 1. maximum and sum of each of the P parts, and the maxima of groups of tokens;
-2. a bound that every kept token reaches: (1 - top_p) / V, the k-th best group, min-p;
-3. the keys from the bound on, a few thousand in practice, into a list;
-4. the pivot key, by bisection on that list with eight pivots a pass, and the children's fate;
+2. LEVELS times: of each part, the mass from each of EDGES scores on, which narrows down where the
+   smallest kept score lies; a small top-k is bounded by the k-th best group instead;
+3. the keys of the last bracket, few unless scores are equal, into a list, and the mass above;
+4. the pivot key, by comparing all pairs of that list, or first bisecting it where it is long, and
+   the children's fate;
 then, once for a request, the exponential race over the row where the path ends, and the outcome.
 Steps 2 and 3 are left out where no request truncates. Few rows go through 1 to 4 all at once; many
-go level by level, only those that acceptance visits. Both give the same bits.
+go level by level of the tree, only those that acceptance visits. Both give the same bits.
 
 Numerics: float32; the mass of candidates is summed in integers, so that no order matters. Random
 numbers are functions of (seed, root position, depth, token id): the outcome for a request does not
@@ -34,6 +36,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import sampling_launch
 from .pdl import pdl_options
 from .sampling_accept_kernels import decide_children_kernel, finish_sampled_kernel, race_kernel
 from .sampling_args import (
@@ -46,21 +49,18 @@ from .sampling_args import (
     check_workspace,
     workspace_for,
 )
-from .sampling_filter_kernels import (
-    candidate_bound_kernel,
-    collect_candidates_kernel,
-    softmax_parts_kernel,
-)
+from .sampling_bracket_kernels import collect_candidates_kernel, narrow_bracket_kernel
+from .sampling_filter_kernels import softmax_parts_kernel
 from .sampling_launch import (
-    BOUND_WARPS,
     DECIDE_WARPS,
+    NARROW_WARPS,
     SLICE_WARPS,
     Sizes,
-    bound_constexprs,
     collect_constexprs,
     compile_specs,
     decide_constexprs,
     finish_constexprs,
+    narrow_constexprs,
     parts_constexprs,
     race_constexprs,
     sizes_of,
@@ -204,21 +204,24 @@ def _decide(
     )  # fmt: skip
     parameters = sampling[:4]
     if cut:
-        candidate_bound_kernel[(slots,)](
-            current, *parameters, memory.best_keys, memory.sums, memory.group_orders,
-            memory.bounds, memory.counts, vocab, **bound_constexprs(sizes), num_warps=BOUND_WARPS,
-            **options,
-        )  # fmt: skip
+        brackets = (memory.brackets, memory.edges, memory.edge_masses)
+        for level in range(sampling_launch.LEVELS):
+            narrow_bracket_kernel[(slots, sizes.parts)](
+                logits, current, *parameters, memory.best_keys, memory.sums, memory.group_orders,
+                *brackets, memory.counts, vocab, stride, **narrow_constexprs(sizes, level),
+                num_warps=NARROW_WARPS, **options,
+            )  # fmt: skip
         collect_candidates_kernel[(slots, sizes.parts)](
-            logits, current, memory.bounds, memory.counts, memory.candidates, vocab, stride,
+            logits, current, *parameters, memory.best_keys, memory.sums, *brackets,
+            memory.masses_above, memory.counts, memory.candidates, vocab, stride,
             **collect_constexprs(sizes), num_warps=SLICE_WARPS, **options,
         )  # fmt: skip
     drawn, rows, ids, q = lists[:4] if lists is not None else (None, None, None, None)
     decide_children_kernel[(slots,)](
         logits, current, *tree, sampling.seeds, *parameters, drawn, rows, ids, q,
-        memory.best_keys, memory.sums, memory.bounds, memory.counts, memory.candidates,
-        memory.next, memory.pivots, memory.slopes, memory.left_ids, memory.left_weights,
-        vocab, stride, *thresholds, 0 if ids is None else ids.shape[1],
+        memory.best_keys, memory.sums, memory.brackets, memory.masses_above, memory.counts,
+        memory.candidates, memory.next, memory.pivots, memory.slopes, memory.left_ids,
+        memory.left_weights, vocab, stride, *thresholds, 0 if ids is None else ids.shape[1],
         **decide_constexprs(sizes, 0 if lists is None else lists.fixed, cut),
         num_warps=DECIDE_WARPS, **options,
     )  # fmt: skip

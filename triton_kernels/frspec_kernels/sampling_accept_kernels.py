@@ -10,12 +10,13 @@ from .pdl import wait_for_previous
 from .primitives import LOWEST_KEY, key_score, key_token_id, score_order, sortable_key
 from .sampling_filter_kernels import (
     base_two_slope,
+    is_cut,
     is_greedy_row,
-    kept_set,
     load_orders,
     row_of_slot,
     softmax_state,
 )
+from .sampling_pivot_kernels import kept_set
 from .sampling_random import (
     ACCEPT,
     RESIDUAL,
@@ -54,9 +55,10 @@ def decide_children_kernel(
     list_q_ptr,  # [B, R, C] float32
     best_keys_ptr,  # [slots, P] int64
     sums_ptr,  # [slots, P] float32
-    bounds_ptr,  # [slots] int64
+    brackets_ptr,  # [L + 1, slots, 2] int32
+    masses_above_ptr,  # [slots, P] int64
     counts_ptr,  # [slots] int32
-    candidates_ptr,  # [slots, V] int64
+    candidates_ptr,  # [slots, V + FEW] int64
     next_ptr,  # [B, N] int32: the accepted child, or -1
     pivots_ptr,  # [slots] int64
     slopes_ptr,  # [slots] float32
@@ -75,7 +77,10 @@ def decide_children_kernel(
     BLOCK_C: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK: tl.constexpr,
+    LEVELS: tl.constexpr,
+    ID_BITS: tl.constexpr,
     SHRINK_FROM: tl.constexpr,
+    FEW: tl.constexpr,
     TRUNCATES: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
@@ -97,12 +102,18 @@ def decide_children_kernel(
         pivot, total = best_key, total * 0.0 + 1.0
         total = tl.where(total == total, total, 1.0)
     elif TRUNCATES:
-        count = tl.load(counts_ptr + slot)
-        if count > 0:
+        top_p = tl.load(top_ps_ptr + request)
+        min_p = tl.load(min_ps_ptr + request)
+        by_top_k, cut = is_cut(top_k, top_p, min_p, V)
+        if cut:
+            bracket = brackets_ptr + 2 * (LEVELS * tl.num_programs(0).to(tl.int64) + slot)
+            part = tl.arange(0, BLOCK_P)
+            above = tl.load(masses_above_ptr + slot * P + part, mask=part < P, other=0)
+            candidates = candidates_ptr + slot * (V + FEW)
             pivot, total = kept_set(
-                candidates_ptr + slot * V, count, tl.load(bounds_ptr + slot), best_key, maximum,
-                total, slope, top_k, tl.load(top_ps_ptr + request),
-                tl.load(min_ps_ptr + request), V, SHRINK_FROM, BLOCK,
+                candidates, candidates + V, tl.load(counts_ptr + slot), tl.load(bracket),
+                tl.load(bracket + 1), best_key, maximum, total, tl.sum(above, axis=0), slope,
+                top_k, top_p, min_p, by_top_k, ID_BITS, SHRINK_FROM, FEW, BLOCK,
             )  # fmt: skip
 
     at = request * N

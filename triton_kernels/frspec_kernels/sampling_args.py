@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from . import sampling_launch
 from .sampling_launch import GROUPS, Sizes
 from .tree_args import INDEX_TYPES, check_tensor
 
@@ -50,9 +51,12 @@ class SamplingWorkspace(NamedTuple):
     best_keys: Tensor  # [slots, P] int64
     sums: Tensor  # [slots, P] float32
     group_orders: Tensor  # [slots, P * GROUPS] int32
-    bounds: Tensor  # [slots] int64
+    brackets: Tensor  # [LEVELS + 1, slots, 2] int32
+    edges: Tensor  # [LEVELS, slots, EDGES] int32
+    edge_masses: Tensor  # [LEVELS, slots, P, EDGES] float32
+    masses_above: Tensor  # [slots, P] int64
     counts: Tensor  # [slots] int32
-    candidates: Tensor  # [slots, V] int64
+    candidates: Tensor  # [slots, V + FEW] int64
     next: Tensor  # [B, N] int32
     current: Tensor  # [B] int32
     pivots: Tensor  # [slots] int64
@@ -71,14 +75,18 @@ def workspace_for(
         return torch.empty(size, dtype=dtype, device=device)
 
     i64, i32, f32 = torch.int64, torch.int32, torch.float32
-    slots, cut = sizes.slots, truncates
+    slots, cut = sizes.slots, sizes.slots if truncates else 0
+    levels, edges = sampling_launch.LEVELS, sampling_launch.EDGES
     return SamplingWorkspace(
         best_keys=empty(slots, sizes.parts, dtype=i64),
         sums=empty(slots, sizes.parts, dtype=f32),
-        group_orders=empty(slots if cut else 0, sizes.parts * GROUPS, dtype=i32),
-        bounds=empty(slots, dtype=i64),
+        group_orders=empty(cut, sizes.parts * GROUPS, dtype=i32),
+        brackets=empty(levels + 1, cut, 2, dtype=i32),
+        edges=empty(levels, cut, edges, dtype=i32),
+        edge_masses=empty(levels, cut, sizes.parts, edges, dtype=f32),
+        masses_above=empty(cut, sizes.parts, dtype=i64),
         counts=empty(slots, dtype=i32),
-        candidates=empty(slots if cut else 0, sizes.vocab, dtype=i64),
+        candidates=empty(cut, sizes.vocab + sampling_launch.FEW, dtype=i64),
         next=empty(batch, sizes.nodes, dtype=i32),
         current=empty(batch, dtype=i32),
         pivots=empty(slots, dtype=i64),

@@ -6,11 +6,8 @@ from triton import next_power_of_2
 
 from .compile_spec import CompileSpec
 from .sampling_accept_kernels import decide_children_kernel, finish_sampled_kernel, race_kernel
-from .sampling_filter_kernels import (
-    candidate_bound_kernel,
-    collect_candidates_kernel,
-    softmax_parts_kernel,
-)
+from .sampling_bracket_kernels import collect_candidates_kernel, narrow_bracket_kernel
+from .sampling_filter_kernels import softmax_parts_kernel
 from .sampling_proposal_kernels import draw_children_kernel
 from .tree_launch import block_of
 
@@ -22,12 +19,18 @@ GROUPS = 32  # maxima kept of a slice
 # Work on every row at once while the logits are fewer than this; else level by level of the tree,
 # on the rows that acceptance visits.
 ALL_ROWS_LIMIT = 10 << 20
-CANDIDATES_BLOCK = 512
+# Where truncation ends is looked for in LEVELS passes over a row, each among EDGES scores.
+LEVELS = 2
+EDGES = 16
+NARROW_BLOCK = 512
+CANDIDATES_BLOCK = 256
 # A list of candidates longer than this is shortened on the way to its pivot.
 SHRINK_FROM = 8192
+# Of so many candidates each is compared with all.
+FEW = 256
 SLICE_WARPS = 8
+NARROW_WARPS = 8
 DECIDE_WARPS = 8
-BOUND_WARPS = 4
 
 
 class Sizes(NamedTuple):
@@ -64,17 +67,23 @@ def parts_constexprs(sizes: Sizes, truncates: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def bound_constexprs(sizes: Sizes) -> dict[str, Any]:
-    """Of the candidates' bound."""
+def narrow_constexprs(sizes: Sizes, level: int) -> dict[str, Any]:
+    """Of a level of the search for where truncation ends."""
     return {
-        "N": sizes.nodes, "P": sizes.parts, "BLOCK_P": next_power_of_2(sizes.parts),
-        "GROUPS": GROUPS, "BLOCK_G": next_power_of_2(sizes.parts * GROUPS),
+        "LEVEL": level, "N": sizes.nodes, "P": sizes.parts,
+        "BLOCK_P": next_power_of_2(sizes.parts), "SLICE": sizes.slice, "GROUPS": GROUPS,
+        "BLOCK_G": next_power_of_2(sizes.parts * GROUPS), "EDGES": EDGES,
+        "BLOCK": min(NARROW_BLOCK, sizes.slice),
     }  # fmt: skip
 
 
 def collect_constexprs(sizes: Sizes) -> dict[str, Any]:
     """Of the candidates."""
-    return {"N": sizes.nodes, "SLICE": sizes.slice}
+    return {
+        "LEVELS": LEVELS, "N": sizes.nodes, "P": sizes.parts,
+        "BLOCK_P": next_power_of_2(sizes.parts), "SLICE": sizes.slice, "GROUPS": GROUPS,
+        "EDGES": EDGES, "FEW": FEW,
+    }  # fmt: skip
 
 
 def decide_constexprs(sizes: Sizes, fixed: int, truncates: bool) -> dict[str, Any]:
@@ -83,7 +92,8 @@ def decide_constexprs(sizes: Sizes, fixed: int, truncates: bool) -> dict[str, An
         "N": sizes.nodes, "C": sizes.listed, "FIXED": fixed, "P": sizes.parts,
         "BLOCK_N": sizes.block_n, "BLOCK_C": sizes.left - sizes.block_n,
         "BLOCK_P": next_power_of_2(sizes.parts), "BLOCK": CANDIDATES_BLOCK,
-        "SHRINK_FROM": SHRINK_FROM, "TRUNCATES": truncates,
+        "LEVELS": LEVELS, "ID_BITS": max((sizes.vocab - 1).bit_length(), 1),
+        "SHRINK_FROM": SHRINK_FROM, "FEW": FEW, "TRUNCATES": truncates,
     }  # fmt: skip
 
 
@@ -112,7 +122,8 @@ def compile_specs() -> list[CompileSpec]:
     specs = [_parts_spec(at_once, dtype, True) for dtype in ("fp32", "bf16", "fp16")]
     specs += [_parts_spec(by_level, "fp32", False)]
     for sizes in (at_once, by_level):
-        specs += [_bound_spec(sizes), _collect_spec(sizes), _race_spec(sizes), _finish_spec(sizes)]
+        specs += [_narrow_spec(sizes, level) for level in range(LEVELS)]
+        specs += [_collect_spec(sizes), _race_spec(sizes), _finish_spec(sizes)]
         specs += [_decide_spec(sizes, truncates) for truncates in (False, True)]
     return [*specs, _decide_spec(plain, True), _race_spec(plain), _draw_spec()]
 
@@ -140,20 +151,21 @@ def _parts_spec(sizes: Sizes, dtype: str, truncates: bool) -> CompileSpec:
     return CompileSpec(softmax_parts_kernel, signature, constexprs, SLICE_WARPS)
 
 
-def _bound_spec(sizes: Sizes) -> CompileSpec:
+_BRACKETS = _pointers("i32", "brackets", "edges", "counts") | _pointers("fp32", "edge_masses")
+
+
+def _narrow_spec(sizes: Sizes, level: int) -> CompileSpec:
     current, fixed = _slots(sizes)
-    signature = current | _PARAMETERS | _pointers("i64", "best_keys", "bounds")
-    signature |= _pointers("fp32", "sums") | _pointers("i32", "group_orders", "counts")
-    signature |= {"V": "i32:16"}
-    return CompileSpec(
-        candidate_bound_kernel, signature, bound_constexprs(sizes) | fixed, BOUND_WARPS
-    )
+    signature = current | _PARAMETERS | _BRACKETS | _pointers("fp32", "logits", "sums")
+    signature |= _pointers("i64", "best_keys") | _pointers("i32", "group_orders") | _LOGITS
+    constexprs = narrow_constexprs(sizes, level) | fixed
+    return CompileSpec(narrow_bracket_kernel, signature, constexprs, NARROW_WARPS)
 
 
 def _collect_spec(sizes: Sizes) -> CompileSpec:
     current, fixed = _slots(sizes)
-    signature = current | _pointers("fp32", "logits") | _pointers("i64", "bounds", "candidates")
-    signature |= _pointers("i32", "counts") | _LOGITS
+    signature = current | _PARAMETERS | _BRACKETS | _pointers("fp32", "logits", "sums")
+    signature |= _pointers("i64", "best_keys", "masses_above", "candidates") | _LOGITS
     return CompileSpec(
         collect_candidates_kernel, signature, collect_constexprs(sizes) | fixed, SLICE_WARPS
     )
@@ -163,9 +175,9 @@ def _decide_spec(sizes: Sizes, truncates: bool) -> CompileSpec:
     current, fixed = _slots(sizes)
     signature = current | _PARAMETERS | _pointers("fp32", "logits", "sums", "slopes")
     signature |= _pointers("fp32", "left_weights")
-    signature |= _pointers("i64", "tokens", "seq_lens", "seeds", "best_keys", "bounds")
-    signature |= _pointers("i64", "candidates", "pivots", "left_ids")
-    signature |= _pointers("i32", "parents", "counts", "next")
+    signature |= _pointers("i64", "tokens", "seq_lens", "seeds", "best_keys", "left_ids")
+    signature |= _pointers("i64", "candidates", "pivots", "masses_above")
+    signature |= _pointers("i32", "parents", "counts", "next", "brackets")
     lists = _pointers("i8", "drawn") | _pointers("i32", "list_rows")
     lists |= _pointers("i64", "list_ids") | _pointers("fp32", "list_q")
     signature |= {"threshold_single": "fp32", "threshold_acc": "fp32", "R": "i32"} | _LOGITS

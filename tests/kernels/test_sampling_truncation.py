@@ -1,0 +1,143 @@
+"""Where truncation ends: the kernels' pivots against a sort in float64, row by row."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from frspec_kernels import sampling_launch
+from frspec_kernels.sampling import Sampling, accept_sampled, allocate_sampling_workspace
+from tests.kernels.sampling_problem import DEVICE
+from tests.kernels.tree_oracle import poison
+
+ON_GPU = DEVICE == "cuda"
+VOCAB = 128_256 if ON_GPU else 2503
+# Float32 and the unit of integer masses may place a token that is this close to the end of top-p.
+CLEAR = 1e-5
+LEAST_MASS = 2.0**-40
+
+
+class Row(NamedTuple):
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+
+
+ROWS = [
+    Row(1.0, 0, 0.95, 0.0), Row(1.0, 0, 0.5, 0.0), Row(1.0, 0, 0.01, 0.0), Row(1.0, 0, 0.9999, 0.0),
+    Row(3.0, 0, 0.95, 0.0), Row(0.3, 0, 0.95, 0.0), Row(1.0, 0, 1.0, 0.02), Row(1.0, 0, 1.0, 1.0),
+    Row(1.0, 0, 0.8, 0.3), Row(1.0, 0, 0.3, 0.001), Row(1.0, 0, 0.95, 1e-9), Row(1.0, 7, 1.0, 0.0),
+    Row(1.0, 30, 0.9, 0.01), Row(1.0, 700, 1.0, 0.0), Row(1.0, 700, 0.7, 0.0),
+    Row(1.0, 2500, 0.9, 0.1), Row(1.0, VOCAB - 1, 1.0, 0.0), Row(1.0, VOCAB, 0.6, 0.0),
+]  # fmt: skip
+SHAPES = {
+    "natural": lambda x, rank: x * 0.5 - 1.5 * (rank + 1.0).log(),
+    "flat": lambda x, rank: x * 0.1,
+    "bf16": lambda x, rank: (x * 0.5 - 1.5 * (rank + 1.0).log()).bfloat16().float(),
+    "two values": lambda x, rank: (x > 0).float(),
+    "equal": lambda x, rank: x * 0.0 - 3.0,
+    "around zero": lambda x, rank: x * 1e-20,
+    "few left": lambda x, rank: x.where(rank < 40, float("-inf")),
+    "wide": lambda x, rank: x * 40.0,
+}
+
+
+def rows_of(shape, seed=0):
+    """[len(ROWS), V] float32, each row over an order of its own."""
+    g = torch.Generator().manual_seed(seed)
+    noise = torch.randn(len(ROWS), VOCAB, generator=g)
+    rank = torch.rand(len(ROWS), VOCAB, generator=g).argsort(-1).float()
+    return SHAPES[shape](noise, rank)
+
+
+def pivots_of(logits):
+    """Pivot keys [rows] and numbers of collected keys [rows], from poisoned memory."""
+    batch = len(ROWS)
+    t, k, p, m = (torch.tensor(x, device=DEVICE) for x in zip(*ROWS, strict=True))
+    none = torch.zeros(batch, dtype=torch.int64, device=DEVICE)
+    sampling = Sampling(t.float(), k.int(), p.float(), m.float(), none)
+    memory = poison(allocate_sampling_workspace(batch, 1, VOCAB, 1, DEVICE))
+    parents = torch.full((batch, 1), -1, dtype=torch.int32, device=DEVICE)
+    accept_sampled(
+        logits.to(DEVICE), none[:, None], parents, none, 1, sampling, workspace=memory
+    )  # fmt: skip
+    return memory.pivots.cpu(), memory.counts.cpu()
+
+
+def kept_by(logits, pivot):
+    """[V] bool: ids whose key, the score's order above the inverted id, reaches the pivot."""
+    bits = (logits + 0.0).view(torch.int32)
+    order = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
+    ids = torch.arange(len(logits))
+    return ((order << 32) | (ids ^ 0x7FFFFFFF)) >= pivot
+
+
+def kept_numbers(logits, row):
+    """The least and the largest number of tokens that float32 may keep of the sorted ones."""
+    ranked = logits.double().sort(descending=True, stable=True).values
+    weights = ((ranked - ranked[0]) / row.temperature).exp()
+    low = high = int((weights > LEAST_MASS).sum())
+    if 1 < row.top_k < len(logits):
+        low, high = min(low, row.top_k), min(row.top_k, int((weights > 0).sum()))
+    if row.top_p < 1:
+        share = weights[: max(high, 1)].cumsum(0) / weights[:high].sum()
+        before = torch.cat([share.new_zeros(1), share[:-1]])
+        top_p = torch.tensor(row.top_p).double()
+        low = min(low, int((before < top_p - CLEAR).sum()))
+        high = min(high, int((before < top_p + CLEAR).sum()))
+    if row.min_p > 0:
+        low = min(low, int((weights >= row.min_p * (1 + CLEAR)).sum()))
+        high = min(high, int((weights >= row.min_p * (1 - CLEAR)).sum()))
+    return max(low, 1), max(high, 1)
+
+
+@pytest.fixture(autouse=True)
+def several_parts(monkeypatch):
+    if not ON_GPU:  # the interpreter is slow: a small row in as small parts
+        monkeypatch.setattr(sampling_launch, "SLICE", 1024)
+
+
+@pytest.mark.parametrize(
+    ("shape", "few"), [*((shape, 16) for shape in SHAPES), ("natural", 256), ("bf16", 256)]
+)
+def test_what_is_kept_is_what_a_sort_keeps(shape, few, monkeypatch):
+    """With room for few candidates, bisection has to bring their number down."""
+    monkeypatch.setattr(sampling_launch, "FEW", few)
+    monkeypatch.setattr(sampling_launch, "SHRINK_FROM", 32 * few)
+    logits = rows_of(shape)
+    pivots, _ = pivots_of(logits)
+    exact = 0
+    for row, x, pivot in zip(ROWS, logits, pivots.tolist(), strict=True):
+        kept = kept_by(x, pivot) & (((x - x.max()).double() / row.temperature).exp() > LEAST_MASS)
+        low, high = kept_numbers(x, row)
+        assert low <= int(kept.sum()) <= high, (row, low, int(kept.sum()), high)
+        order = x.sort(descending=True, stable=True).indices
+        assert bool(kept[order[: int(kept.sum())]].all()), row
+        exact += low == high
+    assert exact >= len(ROWS) // 2, exact
+
+
+@pytest.mark.parametrize(("levels", "edges"), [(1, 8), (3, 32)])
+def test_the_way_to_the_pivot_does_not_move_it(levels, edges, monkeypatch):
+    logits = rows_of("natural", seed=1)
+    expected, _ = pivots_of(logits)
+    monkeypatch.setattr(sampling_launch, "LEVELS", levels)
+    monkeypatch.setattr(sampling_launch, "EDGES", edges)
+    got, _ = pivots_of(logits)
+    for row, x, a, b in zip(ROWS, logits, expected.tolist(), got.tolist(), strict=True):
+        assert torch.equal(kept_by(x, a), kept_by(x, b)), row
+
+
+@pytest.mark.parametrize("shape", ["natural", "flat", "wide"])
+def test_few_candidates_are_left(shape):
+    """Of distinct scores; a min-p alone needs none, and a small top-k not many more than k."""
+    _, counts = pivots_of(rows_of(shape))
+    groups = VOCAB * sampling_launch.GROUPS // sampling_launch.SLICE
+    for row, count in zip(ROWS, counts.tolist(), strict=True):
+        if 1 < row.top_k <= groups:
+            assert row.top_k <= count <= 3 * row.top_k + 16, (row, count)
+        elif row.top_p < 1 and not 1 < row.top_k < VOCAB:
+            assert count <= VOCAB // 20, (row, count)
+        elif row.min_p > 0 and row.top_p == 1:
+            assert count == 0, (row, count)
