@@ -1,8 +1,8 @@
 """Embedding lookups by indexing, in place of ``torch.nn.functional.embedding``.
 
 Up to 16 rows PyTorch's ``embedding`` runs ``indexSelectSmallIndex``, whose programs walk over the
-rows one after the other: 6.0 to 7.4 µs each in traces of Llama-3-8B's shape on an H200, once a
-draft step. Indexing copies rows side by side. The values are the same bits.
+rows one after the other: 5.5 µs for 10 rows of 4,096 on an H200, 7.8 for 16, once a draft step.
+Indexing copies rows side by side, 1.5 µs. The values are the same bits.
 """
 
 from typing import Any
