@@ -6,7 +6,8 @@ import pytest
 
 from tests.plugin.run_cases import case_names, complaints
 
-CASES = [Path(__file__).parent / name for name in ("round_cases.py", "sampling_cases.py")]
+NAMES = ("round_cases.py", "path_move_cases.py", "sampling_cases.py")
+CASES = [Path(__file__).parent / name for name in NAMES]
 
 
 @pytest.fixture(scope="module")
