@@ -165,20 +165,6 @@ ATTENTION_NEEDS: tuple[Need, ...] = (
         fn("MHATokenToKVPool.get_key_buffer", "called", ("self", "layer_id")),
         fn("MHATokenToKVPool.get_value_buffer", "called", ("self", "layer_id")),
         fn("MHATokenToKVPool.get_kv_size_bytes", "called: what a token takes", ("self",)),
-        fn(
-            "MHATokenToKVPool.move_kv_cache",
-            "called where slots are not rows",
-            ("self", "tgt_loc", "src_loc"),
-        ),
-        *values(
-            "MHATokenToKVPool",
-            "read: rows that accepted paths are moved in",
-            "k_buffer",
-            "layer_num",
-            "page_size",
-            "size",
-            "v_buffer",
-        ),
     ),
     *in_module(
         "sglang.srt.model_executor.forward_batch_info",

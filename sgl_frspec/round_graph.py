@@ -22,11 +22,10 @@ from sglang.srt.speculative.eagle_utils import get_draft_recurrent_hidden_state_
 from torch import Tensor
 
 from frspec_kernels.tree import Accepted, Candidates
-from sgl_frspec.path_moves import path_mover
 from sgl_frspec.round_conditions import copies_contexts_first
 from sgl_frspec.round_state import RoundBatches, RoundInputs
 from sgl_frspec.target_logits import unconverted_logits
-from sgl_frspec.verify import accept_tree, tokens_at_front
+from sgl_frspec.verify import accept_tree, slot_moves, tokens_at_front
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +82,6 @@ class RoundGraphs:
         self._copies_contexts = copies_contexts_first(
             target_runner.attn_backend, draft_worker.draft_extend_attn_backend
         )
-        self._move_path = path_mover(target_runner.token_to_kv_pool)
         self._rounds: dict[int, CapturedRound] = {}
         self._stream = torch.cuda.Stream()
         with model_capture_mode(), unconverted_logits(target_runner.model):
@@ -217,7 +215,8 @@ class RoundGraphs:
             verify_input, output.next_token_logits, batches.seq_lens, batches.node_slots
         )
         if self.shape.top_k > 1:
-            self._move_path(accepted)
+            cache = self.target.token_to_kv_pool
+            cache.move_kv_cache(*slot_moves(accepted))
         return self._extend(captured, accepted, output.hidden_states)
 
     def _extend(self, captured: CapturedRound, accepted: Accepted, hidden: Tensor) -> Outcome:

@@ -6,8 +6,7 @@ import pytest
 
 from tests.plugin.run_cases import case_names, complaints
 
-NAMES = ("round_cases.py", "path_move_cases.py", "sampling_cases.py")
-CASES = [Path(__file__).parent / name for name in NAMES]
+CASES = [Path(__file__).parent / name for name in ("round_cases.py", "sampling_cases.py")]
 
 
 @pytest.fixture(scope="module")
