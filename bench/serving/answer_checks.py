@@ -14,7 +14,9 @@ from bench.serving.verify_text import TextCheck, prompts
 # Batches between these run in the graph of the next larger one; the last is sent at once.
 BATCHES = (1, 8, 32, soak_run.CONCURRENCY)
 _TEXT_CONTEXT, _SOAK_CONTEXT = 700, soak_run.LONGEST_PROMPT + 400
-_BOUND_PROMPTS, _BOUND_TOKENS = 32, 64
+# The bound is a largest value, so it needs about as many tokens as will be held against it: a soak
+# of 2,000 requests has some 50,000 scored.
+_LEAST_BOUND_PROMPTS, _MOST_BOUND_PROMPTS, _BOUND_TOKENS = 32, 512, 64
 
 
 def check_answers(args: argparse.Namespace, gpu: bool, began: float, say: Say) -> bool:
@@ -65,7 +67,7 @@ def _soak(
 ) -> bool:
     """Mixed requests to FRSPEC's servers, or where there are none to those that speculate."""
     if bound is None:
-        bound = _bound(judge, model)
+        bound = _bound(judge, model, args.soak)
         say(f"two passes of the target move the gap of two logits by up to {bound:.2g}")
     speculating = [server for server in fleet.servers if server.variant.speculates]
     ours = [server for server in speculating if server.variant.base == FRSPEC]
@@ -77,8 +79,9 @@ def _soak(
     return bool(reports) and all(report.good for report in reports)
 
 
-def _bound(judge: Server, model: Path) -> float:
-    texts = prompts(model, _BOUND_PROMPTS)
+def _bound(judge: Server, model: Path, requests: int) -> float:
+    count = min(max(requests // 4, _LEAST_BOUND_PROMPTS), _MOST_BOUND_PROMPTS)
+    texts = prompts(model, count)
     decoded = generated_with_scores(judge.url, texts, _BOUND_TOKENS)
     pairs = [
         (text, [score.token for score in scores])
