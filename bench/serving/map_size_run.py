@@ -17,7 +17,7 @@ from bench.serving.map_speed import Speed, accept_by_domain, table
 from bench.serving.measure import Lengths
 from bench.serving.scoring import generated_with_scores, rounding_bound, scored
 from bench.serving.servers import Fleet, Say, Server, Settings
-from bench.serving.traffic import Asking, mixed, take_turns
+from bench.serving.traffic import Asking, Turn, mixed, take_turns
 from bench.serving.variants import EAGLE_MAP, FRSPEC, PLAIN, Variant, parse_variants
 from bench.serving.verify_text import describe as describe_verdict
 from bench.serving.verify_text import judge
@@ -188,11 +188,16 @@ class MapSizeRun:
         texts = [prompt.ids for prompt in self.prompts]
         count = min(args.groups, len(texts) // batch)
         groups = [texts[i * batch : (i + 1) * batch] for i in range(count)]
-        taken = take_turns(
-            servers, self._asking, groups, args.alternations, self._deadline, self._say
+        speeds: dict[str, Speed] = {}
+
+        def record(taken: Mapping[str, list[Turn]]) -> None:
+            found = {name: Speed.of(turns, accept[name]) for name, turns in taken.items()}
+            speeds.update(found)
+            self._record(f"batch {batch}", {name: asdict(s) for name, s in speeds.items()})
+
+        take_turns(
+            *(servers, self._asking, groups, args.alternations, self._deadline, self._say), record
         )
-        speeds = {name: Speed.of(turns, accept[name]) for name, turns in taken.items()}
-        self._record(f"batch {batch}", {name: asdict(speed) for name, speed in speeds.items()})
         self._say(f"{self.model.name}, tree {args.tree}, batch {batch}\n{table(speeds)}")
         return speeds
 

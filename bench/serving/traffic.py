@@ -131,11 +131,12 @@ def take_turns(
     alternations: int,
     deadline: float,
     say: Say,
+    on_turn: Callable[[dict[str, list[Turn]]], None] = lambda taken: None,
 ) -> dict[str, list[Turn]]:
     """Turns by variant: A B C, C B A, A B C …; the first, which fills caches, is not counted.
 
     A server that fails is left out from then on. None begins after ``deadline``, by
-    ``time.monotonic()``, once all have one turn.
+    ``time.monotonic()``, once all have one turn. ``on_turn`` gets what there is after each.
     """
     taken: dict[str, list[Turn]] = {server.variant.name: [] for server in servers}
 
@@ -145,4 +146,9 @@ def take_turns(
     for i, name, turn in in_turns(servers, alternations, turn_of, say, deadline):
         if i:
             taken[name].append(turn)
+            on_turn(_begun(taken))
+    return _begun(taken)
+
+
+def _begun(taken: Mapping[str, list[Turn]]) -> dict[str, list[Turn]]:
     return {name: turns for name, turns in taken.items() if turns}

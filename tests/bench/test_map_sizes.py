@@ -118,7 +118,14 @@ def test_turns_time_the_difference_and_alternate():
     asking = Asking(Lengths(5, 25), ignore_eos=True)
     with ExitStack() as stack:
         servers = serve(stack, {n: reply(order, n) for n in "ab"})
-        taken = take_turns(servers, asking, [[[1], [2]]], 2, float("inf"), print)
+        seen: list[dict[str, int]] = []
+
+        def on_turn(taken: dict[str, list[Turn]]) -> None:
+            seen.append({name: len(turns) for name, turns in taken.items()})
+
+        taken = take_turns(servers, asking, [[[1], [2]]], 2, float("inf"), print, on_turn)
+    # What there is after each counted turn, for those whose time runs out.
+    assert seen == [{"a": 1}, {"a": 1, "b": 1}, {"a": 1, "b": 2}, {"a": 2, "b": 2}]
     # One that wakes it, a short and a long answer.
     assert "".join(order) == "bbbaaa" + "aaabbb" + "bbbaaa"
     for turns in taken.values():
