@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from frspec_kernels import tree
+from frspec_kernels.reduced_topk import reduced_vocab_topk
 from frspec_kernels.sampling_proposal import Children, draw_children, lists_of_tree
 from frspec_kernels.sampling_proposal_reference import (
     draw_children_on_cpu,
@@ -84,6 +85,38 @@ def test_children_follow_their_request_into_any_batch():
     for which in ([4, 1, 5, 0, 3, 2], [3], [2, 2]):
         for own, of_all in zip(draw(which), whole, strict=True):
             assert torch.equal(own, of_all[which])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("width", "vocab", "dtype"),
+    [
+        (576, 32768, torch.float16), (576, 8192, torch.float16), (4096, 32768, torch.bfloat16),
+    ],
+)  # fmt: skip
+def test_heads_lists_and_draws_are_the_same_bits_in_any_batch(width, vocab, dtype):
+    """What a seeded reply needs beside the model: launches follow the batch, numbers do not."""
+    g = torch.Generator("cuda").manual_seed(1)
+    options = {"generator": g, "device": "cuda", "dtype": dtype}
+    hidden = torch.randn(512, width, **options)
+    head = torch.randn(vocab, width, **options) * 3 / width**0.5
+    ids, heat = torch.arange(vocab, device="cuda"), torch.ones(512, device="cuda")
+    seeds = torch.arange(512, device="cuda")
+
+    def propose(part):
+        best = reduced_vocab_topk(hidden[part], head, 32, token_map=ids)
+        drawn = draw_children(
+            best.probs, best.token_ids, heat[part], seeds[part], seeds[part] + 40, 0,
+            children=4, fixed=3,
+        )  # fmt: skip
+        return *best, *drawn
+
+    whole = propose(slice(0, 512))
+    for rows in (1, 4, 16, 17, 32, 33, 64, 128):
+        for start in range(0, 512 - rows + 1, rows):
+            part = slice(start, start + rows)
+            for own, of_all in zip(propose(part), whole, strict=True):
+                assert torch.equal(own, of_all[part]), (rows, start)
 
 
 def test_missing_candidates_come_last():
