@@ -84,4 +84,19 @@ BATCH_NEEDS: tuple[Need, ...] = (
             ("self", "vocab_size", "rows"),
         ),
     ),
+    *in_module(
+        "sglang.srt.mem_cache.kv_cache_configurator",
+        fn("get_req_to_token_extra_context_len", "replaced: the width of the table of slots"),
+        fn(
+            "KVCacheConfigurator._build_req_to_token_pool",
+            "must call what replaces it",
+            None,
+            (),
+            ("get_req_to_token_extra_context_len",),
+        ),
+    ),
+    *in_module(
+        "sglang.srt.mem_cache.allocation_sizing",
+        fn("get_alloc_reserve_per_decode", "called: the width of the table of slots"),
+    ),
 )

@@ -64,10 +64,11 @@ def _register_algorithm() -> None:
 
     @SpeculativeAlgorithm.register(NAME, supports_overlap=True, spec_class=FrSpecAlgorithm)
     def worker_class(server_args: Any) -> type:
-        from sgl_frspec import sampled_acceptance
+        from sgl_frspec import sampled_acceptance, slot_table
         from sgl_frspec.worker import FrSpecWorker
 
         sampled_acceptance.install()
+        slot_table.install()
         return FrSpecWorker
 
 

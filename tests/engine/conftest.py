@@ -52,7 +52,7 @@ def engine_process(job: dict[str, Any], folder: Path) -> subprocess.CompletedPro
 @pytest.fixture(scope="session")
 def run_engine(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Answers]:
     def run(
-        chain: Chain, batches: list[list[list[int]]], new_tokens: int, **options: Any
+        chain: Chain, batches: list[list[list[int]]], new_tokens: int | None, **options: Any
     ) -> Answers:
         engine = {**ENGINE, "model_path": str(chain.target), **options}
         if options.get("speculative_algorithm"):
