@@ -50,7 +50,7 @@ def draw(results: Mapping[str, Any], out: Path) -> Path:
         ax.set_xlabel("ids that the draft proposes")
         ax.grid(alpha=0.3, linewidth=0.6)
         ax.spines[["top", "right"]].set_visible(False)
-    for ax in (accept, time, rates):  # the last panel has the domains of the first
+    for ax in (gain, time, rates):  # the first panel has the domains of the last
         ax.legend(fontsize="small", frameon=False)
     figure.suptitle(f"{results['model']}, one request at a time, {results['machine']['gpu']}")
     figure.savefig(out / PICTURE, dpi=110)
