@@ -54,6 +54,7 @@ def _configs(case: Case) -> list[TreeAttentionConfig]:
         shapes += [
             (128, 32, 8, 4, 1, 1), (128, 64, 8, 3, 1, 1), (128, 64, 8, 2, 1, 2),
             (128, 64, 8, 3, 1, 2), (128, 128, 8, 3, 1, 1),
+            (128, 32, 4, 2, 2, 1), (128, 32, 4, 3, 2, 1),
         ]  # fmt: skip
     return [
         TreeAttentionConfig(m, n, warps, stages, per_sm, step, min_tiles, prefetch)
