@@ -165,6 +165,13 @@ ATTENTION_NEEDS: tuple[Need, ...] = (
         fn("MHATokenToKVPool.get_key_buffer", "called", ("self", "layer_id")),
         fn("MHATokenToKVPool.get_value_buffer", "called", ("self", "layer_id")),
         fn("MHATokenToKVPool.get_kv_size_bytes", "called: what a token takes", ("self",)),
+        fn(
+            "MHATokenToKVPool._move_kv_cache_impl",
+            "splits its copies where it is told to",
+            ("self", "tgt_loc", "src_loc"),
+            mentions=("copy_all_layer_kv_cache_func",),
+        ),
+        *values("MHATokenToKVPool", "most slots of a copy, lowered", "_kv_copy_config"),
     ),
     *in_module(
         "sglang.srt.model_executor.forward_batch_info",

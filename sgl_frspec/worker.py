@@ -14,6 +14,7 @@ from sgl_frspec.memory_report import report_memory
 from sgl_frspec.options import read_options
 from sgl_frspec.round_conditions import obstacle
 from sgl_frspec.round_graph import RoundGraphs
+from sgl_frspec.slot_copies import limit_copies
 from sgl_frspec.verify import is_plain_greedy, verify_greedy
 from sgl_frspec.verify_input import TreeVerifyInput
 
@@ -31,9 +32,10 @@ class FrSpecWorker(EAGLEWorkerV2):
 
     def init_cuda_graphs(self) -> None:
         """Capture SGLang's graphs of each phase, then whole rounds."""
+        target_runner = self.target_worker.model_runner
+        limit_copies(target_runner.token_to_kv_pool)
         super().init_cuda_graphs()
         draft_worker: Any = self._draft_worker
-        target_runner = self.target_worker.model_runner
         report_memory(draft_worker, target_runner)
         if not self.options.uses("round"):
             return

@@ -13,6 +13,7 @@ from sglang.srt.layers.layernorm import GemmaRMSNorm, RMSNorm
 from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.layers.quantization.unquant import UnquantizedEmbeddingMethod
 from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from sglang.srt.mem_cache import memory_pool
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.model_executor.graph_shared_output import GraphSharedOutput
@@ -31,6 +32,7 @@ from sgl_frspec.refusals import refuse_rounding_by_batch
 from sgl_frspec.round_conditions import copies_contexts_first, obstacle
 from sgl_frspec.round_graph import path_rows
 from sgl_frspec.round_state import RoundBatches, RoundInputs
+from sgl_frspec.slot_copies import limit_copies
 from sgl_frspec.target_logits import unconverted_logits
 from sgl_frspec.verify import is_plain_greedy, rows_at_front, tokens_at_front
 from sgl_frspec.verify_input import TreeBuilder, unpack_mask
@@ -282,6 +284,48 @@ def test_norms_that_ours_replaces():
     assert not is_plain(RMSNorm(32_768))
     assert not isinstance(GemmaRMSNorm(16), RMSNorm)
     assert not takes(torch.ones(2, 16, dtype=torch.bfloat16), None, ())
+
+
+@pytest.mark.parametrize(("requests", "launches"), [(16, 1), (17, 2), (64, 7)])
+def test_accepted_paths_are_copied_in_launches_that_fit(monkeypatch, requests, launches):
+    """SGLang's own splitting, with paths that cross its limits; each launch works in place."""
+    pool: Any = object.__new__(MHATokenToKVPool)
+    slots, depth = 8 * requests, 7 if requests == 64 else 4
+    cache = torch.randn(slots, 3)
+    pool.k_scale_buffer = pool.native_k_scale_buffer = pool.data_ptrs = pool.data_strides = None
+    pool.use_native_move_kv_cache = False
+    pool._kv_copy_config = {"num_locs_upper": 256, "bytes_per_tile": 128}
+    limit_copies(pool)
+    sizes = []
+
+    def copy(ptrs, strides, target, source, count, upper, config):
+        sizes.append((count, upper))
+        assert count == target.numel() == source.numel()
+        assert count <= upper <= 64
+        cache[target] = cache[source]
+
+    monkeypatch.setattr(memory_pool, "copy_all_layer_kv_cache_func", copy)
+    places = torch.arange(depth)
+    first = 8 * torch.arange(requests)[:, None]
+    target, source = first + places, first + places + (places > 0)  # each overwrites the next's
+    expected = cache.clone()
+    expected[target.flatten()] = cache[source.flatten()]
+    pool._move_kv_cache_impl(target.flatten(), source.flatten())
+    assert torch.equal(cache, expected)
+    assert len(sizes) == launches
+    assert sum(count for count, _ in sizes) == requests * depth
+
+
+def test_only_higher_limits_of_copies_are_lowered():
+    for config, found in (
+        ({"num_locs_upper": 128}, {"num_locs_upper": 64}),
+        ({"num_locs_upper": 32}, {"num_locs_upper": 32}),
+        (None, None),
+    ):
+        pool = SimpleNamespace(_kv_copy_config=config)
+        limit_copies(pool)
+        assert pool._kv_copy_config == found
+    limit_copies(SimpleNamespace())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
