@@ -9,7 +9,7 @@ from dataclasses import asdict
 import torch
 
 from bench.environment import describe
-from bench.serving import map_choice
+from bench.serving import map_choice, text_report
 from bench.serving.client import Answer
 from bench.serving.map_size_models import ServedModel
 from bench.serving.map_size_profile import profile_round
@@ -19,8 +19,7 @@ from bench.serving.scoring import generated_with_scores, rounding_bound, scored
 from bench.serving.servers import Fleet, Say, Server, Settings
 from bench.serving.traffic import Asking, Turn, mixed, take_turns
 from bench.serving.variants import EAGLE_MAP, FRSPEC, PLAIN, Variant, parse_variants
-from bench.serving.verify_text import describe as describe_verdict
-from bench.serving.verify_text import judge
+from bench.serving.verify_text import behind_after, judge
 from sgl_frspec.maps import load_token_map
 from sgl_frspec.maps.commands.arguments import parse_size
 from sgl_frspec.maps.files import atomic_file
@@ -171,15 +170,19 @@ class MapSizeRun:
             prefilled += scored(plain.url, list(zip(part, written, strict=True)))
         bound = rounding_bound(decoded, prefilled)
         self._say(f"two passes of the target move the gap of two logits by up to {bound:.2g}")
-        verdicts = [
-            judge(server.variant.name, decoded, answers[server.variant.name])
-            for server in servers
-            if server is not plain
-        ]
-        for verdict in verdicts:
-            self._say(describe_verdict(verdict, bound))
-        self._record("texts", {"bound": bound, "verdicts": [asdict(v) for v in verdicts]})
-        return not any(verdict.unexplained(bound) for verdict in verdicts)
+        verdicts, known = [], {}
+        for server in servers:
+            if server is plain:
+                continue
+            given = answers[server.variant.name]
+            verdict = judge(server.variant.name, decoded, given)
+            after = behind_after(plain.url, texts, verdict, given, batch, known)
+            verdict.behind_after.extend(after)
+            verdicts.append(verdict)
+            self._say(text_report.describe(verdict, bound))
+            self._record("texts", text_report.document(verdicts, bound))
+            text_report.write(verdicts, bound, self.args.out)
+        return not any(v.unexplained(bound) or v.wrong_after(bound) for v in verdicts)
 
     def _time(
         self, servers: list[Server], batch: int, accept: Mapping[str, Mapping[str, float]]

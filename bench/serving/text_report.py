@@ -110,13 +110,17 @@ def markdown(verdicts: Sequence[Verdict], bound: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write(verdicts: Sequence[Verdict], bound: float, out: Path) -> None:
-    """``verify_text.json`` and ``verify_text.md``."""
-    out.mkdir(parents=True, exist_ok=True)
+def document(verdicts: Sequence[Verdict], bound: float) -> dict[str, object]:
+    """For a results file; of the tokens after first differences their number and the farthest."""
     records = [asdict(verdict) for verdict in verdicts]
     for record in records:
         behind = record.pop("behind_after")
         record["after"] = {"tokens": len(behind), "farthest_behind": max(behind, default=0.0)}
-    document = {"bound": bound, "verdicts": records}
-    (out / REPORT).write_text(json.dumps(document, indent=1) + "\n")
+    return {"bound": bound, "verdicts": records}
+
+
+def write(verdicts: Sequence[Verdict], bound: float, out: Path) -> None:
+    """``verify_text.json`` and ``verify_text.md``."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / REPORT).write_text(json.dumps(document(verdicts, bound), indent=1) + "\n")
     (out / TABLE).write_text(markdown(verdicts, bound))

@@ -87,7 +87,9 @@ class TextCheck:
                 try:
                     verdict = judge(server.variant.name, scores, answered.result())
                     verdict.behind_after.extend(
-                        self._behind_after(reference, verdict, answered.result())
+                        behind_after(
+                            *(reference.url, self._texts, verdict, answered.result(), self._batch)
+                        )
                     )
                 except client.RequestFailedError as error:
                     self._say(f"FAILED {server.variant.name}: {error}")
@@ -124,17 +126,34 @@ class TextCheck:
         )
         return decoded
 
-    def _behind_after(
-        self, reference: Server, verdict: Verdict, answers: Sequence[client.Answer]
-    ) -> list[float]:
-        """How far each token after a first difference is behind the target's best."""
-        found = []
-        for i in range(0, len(verdict.differences), self._batch):
-            part = verdict.differences[i : i + self._batch]
-            pairs = [(self._texts[d.prompt], answers[d.prompt].ids) for d in part]
-            for difference, scores in zip(part, scored(reference.url, pairs), strict=True):
-                found += [score.behind_best for score in scores[difference.position + 1 :]]
-        return found
+
+def behind_after(
+    url: str,
+    texts: Sequence[Sequence[int]],
+    verdict: Verdict,
+    answers: Sequence[client.Answer],
+    batch: int,
+    known: dict[tuple[int, ...], list[float]] | None = None,
+) -> list[float]:
+    """How far each token after a first difference is behind the target's best.
+
+    Args:
+        url: of the target without speculation.
+        texts: prompts.
+        verdict: of the server that gave ``answers``; says where they differ.
+        answers: to all prompts.
+        batch: texts that are scored at once.
+        known: what was scored before, for several servers: they often give the same text.
+    """
+    known = {} if known is None else known
+    keys = {(d.prompt, d.position, *answers[d.prompt].ids): d for d in verdict.differences}
+    new = [(key, d) for key, d in keys.items() if key not in known]
+    for i in range(0, len(new), batch):
+        part = new[i : i + batch]
+        pairs = [(texts[d.prompt], answers[d.prompt].ids) for _, d in part]
+        for (key, d), scores in zip(part, scored(url, pairs), strict=True):
+            known[key] = [score.behind_best for score in scores[d.position + 1 :]]
+    return [behind for key in keys for behind in known[key]]
 
 
 def judge(name: str, plain: list[list[Score]], answers: Sequence[client.Answer]) -> Verdict:

@@ -17,7 +17,7 @@ import torch
 from bench.commands.map_sizes import main, parse_arguments
 from bench.serving import map_choice
 from bench.serving.chain import make_chain
-from bench.serving.client import Answer, RequestFailedError
+from bench.serving.client import Answer, RequestFailedError, generate
 from bench.serving.graded_map import COVERAGE, graded_ranking
 from bench.serving.map_size_models import ServedModel, model_in_folders
 from bench.serving.map_size_profile import profile_round
@@ -32,6 +32,7 @@ from sgl_frspec.maps import TokenMap
 from sgl_frspec.maps.choosing import accept_length
 from tests.bench import breakdown_traces
 from tests.bench.fake_server import fake_server
+from tests.bench.test_serve_answers import Speller
 
 CHAIN = make_chain(4096, 2048, 0.8)
 
@@ -287,13 +288,16 @@ def test_prompts_of_a_file(tmp_path: Path):
         model_in_folders(tmp_path, tmp_path, tmp_path / "map.safetensors", file)
 
 
-def small_run(folder: Path, say: Any) -> MapSizeRun:
+def small_run(
+    folder: Path, say: Any, *more: str, prompts: dict[str, list[list[int]]] | None = None
+) -> MapSizeRun:
     """Of a model of nine tokens, whose servers are made up."""
     torch.save(list(range(9)), folder / "map.pt")
-    prompts = {"a": [[1], [2]]}
+    prompts = prompts or {"a": [[1], [2]]}
     model = ServedModel("nine", *(folder, folder, folder / "map.pt", 9, prompts), ignore_eos=True)
     words = ["--sizes", "4", "full", "--out", str(folder / "out"), "--tokens", "8"]
     words += ["--short-tokens", "3", "--groups", "1", "--alternations", "1"]
+    words += more
     return MapSizeRun(parse_arguments(words), model, False, time.monotonic(), say)
 
 
@@ -309,6 +313,47 @@ def test_a_run_is_finished_when_all_servers_were_measured(
         servers = serve(stack, {name: reply([], name) for name in names})
         assert run.measure(Fleet(servers)) == status
     assert run.results.get("finished") is finished
+
+
+@pytest.mark.parametrize("late", [0.0, 0.5])
+def test_texts_are_those_of_the_target_up_to_ties_and_beyond_them(tmp_path: Path, late: float):
+    """Two servers slip at a tie; what they write behind it the target must agree with."""
+    target = Speller(gap=0.015)
+    scored_texts: list[int] = []
+
+    def judges(path: str, body: Any) -> Any:
+        answers = target(path, body)
+        if body["sampling_params"]["max_new_tokens"] == 1:
+            for ids, answer in zip(body["input_ids"], answers, strict=True):
+                if 77 in ids:
+                    scored_texts.append(ids[0])
+                    answer["meta_info"]["input_token_logprobs"][-2][0] -= late
+        return answers
+
+    lines: list[str] = []
+    words = ["--check-text", "--variant", "nospec", "--answer-batch", "2"]
+    prompts = {"a": [[300, 307], [400, 407], [500, 507]]}
+    run = small_run(tmp_path, lines.append, *words, prompts=prompts)
+    replies = {"nospec": judges, "one": Speller((300, 4)), "two": Speller((300, 4))}
+    with ExitStack() as stack:
+        servers = serve(stack, replies)
+        servers[0].variant = Variant("nospec", "nospec")
+        texts = [prompt.ids for prompt in run.prompts]
+        given = {s.variant.name: generate(s.url, texts, 8) for s in servers}
+        assert run._same_texts(servers, given) is (late == 0)
+    # The same text of two servers is scored once.
+    assert scored_texts == [300]
+    written = json.loads((tmp_path / "out" / "map_sizes.json").read_text())
+    first, second = written["texts"]["verdicts"]
+    assert (first["variant"], second["variant"]) == ("one", "two")
+    assert first["same"] == second["same"] == 2
+    assert first["after"] == second["after"]
+    assert first["after"] == {"tokens": 3, "farthest_behind": pytest.approx(late)}
+    assert (
+        "| two | 0 | 4 | 312 | 77 | 0.0150 | 0.0150 |"
+        in (tmp_path / "out" / "verify_text.md").read_text()
+    )
+    assert len(lines) == 3
 
 
 @pytest.mark.parametrize(
