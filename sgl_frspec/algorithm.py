@@ -149,8 +149,7 @@ def check_tree(server_args: Any) -> None:
         )
     if top_k == 1 and nodes != steps + 1:
         logger.warning("a chain of %d steps verifies %d tokens, not %d", steps, steps + 1, nodes)
-        server_args.speculative_num_draft_tokens = steps + 1
-        return
+        server_args.speculative_num_draft_tokens = nodes = steps + 1
     largest = top_k + (steps - 1) * top_k**2
     if nodes - 1 > largest:
         raise OptionError(
@@ -169,6 +168,7 @@ def check_tree(server_args: Any) -> None:
         server_args.attention_backend,
         server_args.decode_attention_backend,
         server_args.prefill_attention_backend,
+        server_args.speculative_draft_attention_backend,
     } - {None}
     if top_k > 1 and backends & set(CHAIN_ONLY_BACKENDS):
         raise OptionError(

@@ -170,6 +170,7 @@ NEEDS: tuple[Need, ...] = (
             "revision",
             "served_model_name",
             "speculative_algorithm",
+            "speculative_draft_attention_backend",
             "speculative_draft_model_path",
             "speculative_draft_model_revision",
             "speculative_token_map",

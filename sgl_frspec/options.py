@@ -103,9 +103,22 @@ class _StoreInEnvironment(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        value = self.const if self.nargs == 0 else values
-        set_option(self.dest.removeprefix("frspec_"), value)
-        setattr(namespace, self.dest, value)
+        set_option(self.dest.removeprefix("frspec_"), values)
+        setattr(namespace, self.dest, values)
+
+
+class _SetInEnvironment(argparse._StoreTrueAction):  # pyright: ignore[reportPrivateUsage]
+    """The same for an option without a value; SGLang's ``--config`` knows it by its base class."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        set_option(self.dest.removeprefix("frspec_"), True)
+        super().__call__(parser, namespace, values, option_string)
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
@@ -128,9 +141,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--frspec-target-norms",
-        nargs=0,
-        const=True,
-        action=_StoreInEnvironment,
+        action=_SetInEnvironment,
         help="run the target's RMSNorms on FRSPEC's kernel too; its rounding differs from SGLang's",
     )
 

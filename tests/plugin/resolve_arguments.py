@@ -1,8 +1,8 @@
 """SGLang's own argument parsing and resolution, for many command lines in one process.
 
 ``python -m tests.plugin.resolve_arguments`` reads an argument list (JSON) from each line of its
-input. It answers with a line of JSON: the error or None, what was logged, and the arguments that
-FRSPEC sets.
+input. It answers with a line of JSON: the error or None, what was logged, the arguments that FRSPEC
+sets, and its own options.
 """
 
 import json
@@ -58,7 +58,8 @@ def resolve(argv: list[str]) -> dict[str, Any]:
         error = {"type": type(caught).__name__, "message": str(caught)}
     finally:
         logging.getLogger().removeHandler(records)
-    return {"error": error, "log": records.lines, "arguments": shown}
+    options = json.loads(os.environ.get("FRSPEC_CONFIG", "{}"))
+    return {"error": error, "log": records.lines, "arguments": shown, "options": options}
 
 
 def main() -> None:

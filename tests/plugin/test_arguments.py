@@ -58,6 +58,7 @@ REFUSED = {
     "--speculative-num-steps 2": ["give --speculative-eagle-topk", "or none of"],
     tree(3, 2, 12): ["12 asks for 11 drafted tokens", "draft 10", "lower it"],
     tree(0, 1, 2): ["steps 0"],
+    tree(17, 1, 9): ["--speculative-num-steps 17", "at most 16"],
     tree(17, 2, 9): ["--speculative-num-steps 17", "at most 16"],
     tree(3, 33, 9): ["--speculative-eagle-topk 33", "at most 32"],
     tree(16, 32, 1025): ["--speculative-num-draft-tokens 1025", "at most 1024"],
@@ -75,6 +76,8 @@ REFUSED = {
     "--enable-multi-layer-eagle": ["--enable-multi-layer-eagle"],
     "--disaggregation-mode decode": ["--disaggregation-mode"],
     "--page-size 16 --attention-backend torch_native": ["page size 16", "--page-size 1"],
+    "--speculative-draft-attention-backend trtllm_mha": ["trtllm_mha verifies chains"],
+    "--page-size 16 --speculative-draft-attention-backend torch_native": ["not torch_native"],
     "--frspec-map-size 2": ["2 ids", "top-k 4", "larger map"],
     "--frspec-map-size 501": ["size 501", "500 ids"],
 }
@@ -101,6 +104,16 @@ def test_size_of_the_map_is_said(resolve, flags):
     assert any("over 100 of 512 tokens (20%)" in line for line in log)
     log = resolve(flags)["log"]
     assert any("over 500 of 512 tokens (98%)" in line for line in log)
+
+
+def test_flags_in_a_configuration_file(resolve, flags, tmp_path):
+    file = tmp_path / "server.yaml"
+    file.write_text("frspec-map-size: 100\nfrspec-target-norms: true\nfrspec-stock: head,round\n")
+    outcome = resolve([*flags, "--config", str(file)])
+    assert outcome["error"] is None
+    assert outcome["options"] == {
+        "map_size": 100, "stock": ["head", "round"], "target_norms": True, "draws": False,
+    }  # fmt: skip
 
 
 def test_servers_without_frspec_are_left_alone(resolve, flags):
