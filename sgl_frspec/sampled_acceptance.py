@@ -159,8 +159,9 @@ def _then_seed(describe: Callable[..., Any]) -> Callable[..., Any]:
             seeds = torch.randint(-(2**63), 2**63 - 1, (len(batch.reqs),))
             for place, request in enumerate(batch.reqs):
                 own = request.sampling_params.sampling_seed
-                if own is not None:
-                    seeds[place] = own
+                if isinstance(own, int):
+                    # Older releases let any number through, and a larger one would end the server.
+                    seeds[place] = (own + 2**63) % 2**64 - 2**63
             info.sampling_seed = seeds.to(batch.device, non_blocking=True)
         return info
 

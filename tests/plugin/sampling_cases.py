@@ -216,3 +216,14 @@ def test_batches_without_sampled_requests_are_left_to_sglang(round_):
     found, _, lens = round_
     with pytest.raises(AssertionError, match="left to SGLang"):
         verified(found, sampling_info(is_all_greedy=True), lens, torch.zeros(B * N, V))
+
+
+def test_any_number_is_a_seed() -> None:
+    """Releases that do not check seeds let through what does not fit in 64 bits."""
+    given = [7, -1, 2**63 - 1, 2**63, 2**64 + 7, -(2**63) - 1, None, "seven"]
+    expected = [7, -1, 2**63 - 1, -(2**63), 7, 2**63 - 1]
+    reqs = [SimpleNamespace(sampling_params=SimpleNamespace(sampling_seed=own)) for own in given]
+    describe = sampled_acceptance._then_seed(lambda *_: SimpleNamespace(sampling_seed=None))
+    seeds = describe(object, SimpleNamespace(reqs=reqs, device="cpu")).sampling_seed.tolist()
+    assert seeds[:6] == expected
+    assert seeds[6] != seeds[7]  # random ones
