@@ -3,9 +3,9 @@
     python -m examples.smollm2_135m.accept_table
 
 Serves the target without speculation, with EAGLE over the full vocabulary and with FRSPEC at two
-map sizes; 128 greedy tokens for each prompt, float32. Writes accept_table.json and accept_table.md
-to --out. Every answered batch is kept there, so that an interrupted run goes on where it was. Exits
-with 1 if a reply differs from the one without speculation.
+map sizes; 128 greedy tokens for each prompt, float32, or float16 on a GPU. Writes accept_table.json
+and accept_table.md to --out. Every answered batch is kept there, so that an interrupted run goes on
+where it was. Exits with 1 if a reply in float32 differs from the one without speculation.
 """
 
 import argparse
@@ -38,6 +38,7 @@ from examples.smollm2_135m.serving import (
     accept_length,
     frspec,
     generate,
+    served_dtype,
     serving,
 )
 from sgl_frspec.maps.files import atomic_file
@@ -88,12 +89,12 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     settings = {"steps": STEPS, "top_k": TOP_K, "draft_tokens": DRAFT_TOKENS}
-    settings |= {"new_tokens": NEW_TOKENS, "dtype": "float32"}
+    settings |= {"new_tokens": NEW_TOKENS, "dtype": served_dtype()}
     summary = {"settings": settings, **summarise(answers, DRAFTINGS[1:], FULL_VOCABULARY)}
     (args.out / "accept_table.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
     (args.out / "accept_table.md").write_text(markdown(summary), encoding="utf-8")
     print(f"\n{markdown(summary)}\n{args.out}/accept_table.json")
-    return 1 if summary["differences"] else 0
+    return 1 if summary["differences"] and served_dtype() == "float32" else 0
 
 
 def collect(model: Path, out: Path, prompts: list[Prompt]) -> Answers:
@@ -101,8 +102,9 @@ def collect(model: Path, out: Path, prompts: list[Prompt]) -> Answers:
     tokenizer = load_tokenizer(model)
     ids = [chat_ids(tokenizer, prompt.text) for prompt in prompts]
     files = [model / RECORD, DRAFT / "model.safetensors"]
-    store = Store(out / "batches", fingerprint(files, ids))
-    mapped = Store(out / "batches", fingerprint([*files, TOKEN_MAP], ids))
+    batches = out / f"batches-{served_dtype()}"
+    store = Store(batches, fingerprint(files, ids))
+    mapped = Store(batches, fingerprint([*files, TOKEN_MAP], ids))
     replies = {}
     for drafting in DRAFTINGS:
         report.heading(drafting.title)

@@ -16,6 +16,7 @@ from examples.smollm2_135m.serving import (
     frspec,
 )
 from sgl_frspec.maps import load_token_map
+from sgl_frspec.serve import ServerCommand
 
 
 def reply(ids, cycles=0, accepted=0, text=""):
@@ -49,10 +50,18 @@ def test_hot_ids_are_the_best_ranked_with_the_end_of_turn():
     )
 
 
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", "float32"), ("gpu", "float16")])
+def test_a_gpu_serves_float16(monkeypatch, device, dtype):
+    """SGLang's RMSNorm kernel takes no float32."""
+    command = ServerCommand([], {}, device)
+    monkeypatch.setattr(serving, "server_command", lambda flags: command)
+    assert serving.served_dtype() == dtype
+
+
 def test_flags_differ_by_the_drafting_only(tmp_path):
-    plain = serving.server_flags(tmp_path, NO_SPECULATION, 1)
+    plain = serving.server_flags(tmp_path, NO_SPECULATION, 1, "float32")
     for drafting in (FULL_VOCABULARY, frspec(16384)):
-        flags = serving.server_flags(tmp_path, drafting, 1)
+        flags = serving.server_flags(tmp_path, drafting, 1, "float32")
         assert [flag for flag in flags if flag not in drafting.flags] == [
             flag for flag in plain if flag not in drafting.flags
         ]
