@@ -176,6 +176,8 @@ ROUND_NEEDS: tuple[Need, ...] = (
     ),
     *in_module(
         "sglang.srt.layers.layernorm",
+        cls("Gemma3RMSNorm", "whose instances run on our kernel where there are heads"),
+        *values("Gemma3RMSNorm", "read by our kernel", "eps", "weight"),
         cls("RMSNorm", "whose instances run on our kernel"),
         *values(
             "RMSNorm",

@@ -9,7 +9,7 @@ import pytest
 import torch
 from prometheus_client import generate_latest
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
-from sglang.srt.layers.layernorm import GemmaRMSNorm, RMSNorm
+from sglang.srt.layers.layernorm import Gemma3RMSNorm, GemmaRMSNorm, RMSNorm
 from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.layers.quantization.unquant import UnquantizedEmbeddingMethod
 from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -19,14 +19,15 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.model_executor.graph_shared_output import GraphSharedOutput
 
 from frspec_kernels import tree_args
+from frspec_kernels.norm import rms_norm_reference
 from frspec_kernels.tree import Accepted, TreeShape, empty_accepted
 from frspec_kernels.tree_reference import accept_greedy_reference
-from sgl_frspec import algorithm
+from sgl_frspec import algorithm, norms
 from sgl_frspec.draft_head import DraftHead, reduced_topk_cpu, without_logits
 from sgl_frspec.draft_tree import KernelGrowth, StockGrowth
 from sgl_frspec.embedding import install_lookups
 from sgl_frspec.map_fit import Counters, MapFit, prometheus_counters
-from sgl_frspec.norms import is_plain, models_on_our_norms, takes
+from sgl_frspec.norms import install_norms, is_plain, models_on_our_norms, takes
 from sgl_frspec.options import ENVIRONMENT_VARIABLE, OptionError, Options
 from sgl_frspec.refusals import refuse_rounding_by_batch
 from sgl_frspec.round_conditions import copies_contexts_first, obstacle
@@ -284,6 +285,67 @@ def test_norms_that_ours_replaces():
     assert not is_plain(RMSNorm(32_768))
     assert not isinstance(GemmaRMSNorm(16), RMSNorm)
     assert not takes(torch.ones(2, 16, dtype=torch.bfloat16), None, ())
+
+
+def heads_of(tokens: int, heads: int, width: int, dims: int) -> torch.Tensor:
+    """Queries as Gemma 3's layers hand them over: a part of a wider row, of each token."""
+    torch.manual_seed(tokens)
+    row = torch.randn(tokens, (heads + 2) * width, dtype=torch.bfloat16)
+    x = row[:, : heads * width].unflatten(-1, (heads, width))
+    return x if dims == 3 else x.transpose(0, 1).unsqueeze(0)
+
+
+@pytest.mark.parametrize("dims", [3, 4])
+@pytest.mark.parametrize(("tokens", "heads"), [(16, 4), (5, 1), (1, 4)])
+def test_gemma_3s_heads_are_normalised_as_by_sglang(monkeypatch, dims, tokens, heads):
+    """Equal to the last bit, and as it lies in memory, which SGLang's attention relies on."""
+    calls = []
+
+    def kernel(x, weight, eps, *, gemma):
+        assert x.dim() == 2
+        assert x.stride(1) == 1
+        calls.append(x.shape)
+        return rms_norm_reference(x, weight, eps, gemma=gemma)
+
+    monkeypatch.setattr(norms, "rms_norm", kernel)
+    monkeypatch.setattr(norms, "takes_heads", lambda x, residual: residual is None and x.dim() > 2)
+    norm = Gemma3RMSNorm(32, eps=1e-6)
+    norm.weight.data = torch.randn(32).bfloat16()
+    x = heads_of(tokens, heads, 32, dims)
+    expected: Any = norm.forward_native(x)
+    assert install_norms(torch.nn.ModuleList([norm])) == 1
+    found = norm(x)
+    assert calls == [(tokens * heads, 32)]
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, expected)
+    steps = zip(found.shape, found.stride(), expected.stride(), strict=True)
+    assert all(ours == theirs for size, ours, theirs in steps if size > 1)
+    # Rows without heads, and with a residual, stay SGLang's.
+    rows, residual = torch.randn(3, 32).bfloat16(), torch.randn(3, 32).bfloat16()
+    alone: Any = norm.forward_native(rows)
+    assert torch.equal(norm(rows), alone)
+    wanted = norm.forward_native(rows.clone(), residual.clone())
+    assert all(torch.equal(a, b) for a, b in zip(norm(rows, residual), wanted, strict=True))
+    assert len(calls) == 1
+
+
+def test_heads_that_the_kernel_takes():
+    x = heads_of(4, 2, 32, 3)
+    assert not norms.takes_heads(x, None)  # not on a GPU
+    on_gpu = SimpleNamespace(is_cuda=True, dim=lambda: 3, numel=lambda: 1, stride=lambda i: 1)
+    on_gpu.shape, on_gpu.dtype = (1, 1, 32), torch.bfloat16
+    gpu: Any = on_gpu
+    assert norms.takes_heads(gpu, None)
+    assert not norms.takes_heads(gpu, x)
+    for name, value in (
+        ("dim", lambda: 2),
+        ("numel", lambda: 0),
+        ("stride", lambda i: 2),
+        ("shape", (1, 1, 32_768)),
+        ("dtype", torch.float32),
+    ):
+        other: Any = SimpleNamespace(**{**vars(on_gpu), name: value})
+        assert not norms.takes_heads(other, None), name
 
 
 @pytest.mark.parametrize(("requests", "launches"), [(16, 1), (17, 2), (64, 7)])
