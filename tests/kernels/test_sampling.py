@@ -261,6 +261,20 @@ def test_ties_at_the_boundary_keep_the_smaller_id(top_p, top_k):
     assert not ON_GPU or drawn == set(kept.tolist())
 
 
+def test_a_min_p_of_one_shares_the_mass_among_the_best():
+    """Four equal logits, of which the draft proposes one: accepted by a quarter."""
+    batch = 200 if ON_GPU else 24
+    logits = torch.full((batch * 2, 300), -1.0)
+    logits[:, torch.arange(4) * 50 + 9] = 2.0
+    tokens = torch.tensor([[0, 59]]).expand(batch, 2).contiguous()
+    parents = torch.tensor([[-1, 0]], dtype=torch.int32).expand(batch, 2).contiguous()
+    one = torch.ones(batch)
+    sampling = Sampling(one, torch.zeros(batch).int(), one, one, torch.arange(batch))
+    p = Problem(logits, tokens, parents, torch.arange(batch), 2, sampling, None)
+    paths = assert_outcomes(p.on(DEVICE), run(p.on(DEVICE)))
+    assert {len(path.nodes) for path in paths} == {1, 2}
+
+
 def test_greedy_requests_take_the_best_token():
     kinds = [(1.0, 1, 1.0, 0.0), (0.0, 0, 0.5, 0.0), (1e-40, 4, 1.0, 0.0)]
     p = problem(6, 4, 300, 2, 17, kinds=kinds)

@@ -111,17 +111,17 @@ def test_what_is_kept_is_what_a_sort_keeps(shape, few, monkeypatch):
     monkeypatch.setattr(sampling_launch, "SHRINK_FROM", 32 * few)
     logits = rows_of(shape)
     pivots, counts = pivots_of(logits)
-    exact = 0
+    clear = 0
     for row, x, pivot, count in zip(ROWS, logits, pivots.tolist(), counts.tolist(), strict=True):
         kept = kept_by(x, pivot) & (((x - x.max()).double() / row.temperature).exp() > LEAST_MASS)
         low, high = kept_numbers(x, row)
         assert low <= int(kept.sum()) <= high, (row, low, int(kept.sum()), high)
         order = x.sort(descending=True, stable=True).indices
         assert bool(kept[order[: int(kept.sum())]].all()), row
-        exact += low == high
+        clear += high - low <= VOCAB // 1000
         if shape in DISTINCT:
             assert_short(row, count)
-    assert exact >= len(ROWS) // 2, exact
+    assert clear >= len(ROWS) // 2, clear
 
 
 def assert_short(row, count):

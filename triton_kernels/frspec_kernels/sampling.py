@@ -212,8 +212,8 @@ def _decide(
                 num_warps=NARROW_WARPS, **options,
             )  # fmt: skip
         collect_candidates_kernel[(slots, sizes.parts)](
-            logits, current, *parameters, memory.best_keys, memory.sums, *brackets,
-            memory.masses_above, memory.counts, memory.candidates, vocab, stride,
+            logits, current, *parameters, memory.best_keys, memory.sums, memory.group_orders,
+            *brackets, memory.masses_above, memory.counts, memory.candidates, vocab, stride,
             **collect_constexprs(sizes), num_warps=SLICE_WARPS, **options,
         )  # fmt: skip
     drawn, rows, ids, q = lists[:4] if lists is not None else (None, None, None, None)

@@ -31,7 +31,7 @@ from .sampling_filter_kernels import (
     base_two_slope,
     is_cut,
     is_greedy_row,
-    load_orders,
+    orders_of,
     row_of_slot,
     softmax_state,
 )
@@ -108,17 +108,35 @@ def next_bracket(
     """The bracket of a level, cut by what was measured at it."""
     at = level * tl.num_programs(0).to(tl.int64) + slot
     low, high = tl.load(brackets_ptr + 2 * at), tl.load(brackets_ptr + 2 * at + 1)
-    if (low < high) & (by_group == 0):
-        edge, part = tl.arange(0, EDGES), tl.arange(0, BLOCK_P)
-        orders = tl.load(edges_ptr + at * EDGES + edge)
-        masses_at = edge_masses_ptr + (at * P + part[None, :]) * EDGES + edge[:, None]
-        masses = tl.sum(tl.load(masses_at, mask=part[None, :] < P, other=0.0), axis=1)
-        wanted = tl.where(by_top_k, top_k.to(tl.float32), total * top_p)
-        error = tl.where(by_top_k, 0.0, wanted * RELATIVE_ERROR + V * ROUNDED)
-        reached, missed = masses >= wanted + error, masses < wanted - error
-        low = tl.maximum(low, tl.max(tl.where(reached, orders, LOWEST_ORDER), axis=0))
-        high = tl.minimum(high, tl.min(tl.where(missed, orders, HIGHEST_ORDER), axis=0))
+    # Loaded whether measured or not, not to wait for the bracket first.
+    edge, part = tl.arange(0, EDGES), tl.arange(0, BLOCK_P)
+    orders = tl.load(edges_ptr + at * EDGES + edge)
+    masses_at = edge_masses_ptr + (at * P + part[None, :]) * EDGES + edge[:, None]
+    masses = tl.sum(tl.load(masses_at, mask=part[None, :] < P, other=0.0), axis=1)
+    measured = (low < high) & (by_group == 0)
+    wanted = tl.where(by_top_k, top_k.to(tl.float32), total * top_p)
+    error = tl.where(by_top_k, 0.0, wanted * RELATIVE_ERROR + V * ROUNDED)
+    reached = measured & (masses >= wanted + error)
+    missed = measured & (masses < wanted - error)
+    low = tl.maximum(low, tl.max(tl.where(reached, orders, LOWEST_ORDER), axis=0))
+    high = tl.minimum(high, tl.min(tl.where(missed, orders, HIGHEST_ORDER), axis=0))
     return low, high
+
+
+@triton.jit
+def needed_blocks(group_orders_ptr, at, low, GROUPS: tl.constexpr, BLOCKS: tl.constexpr):
+    """Bit b: whether block b of a slice, whose first group is ``at``, reaches ``low``."""
+    orders = tl.load(group_orders_ptr + at + tl.arange(0, GROUPS))
+    best = tl.max(tl.reshape(orders, [BLOCKS, GROUPS // BLOCKS]), axis=1)
+    return tl.sum(tl.where(best >= low, 1 << tl.arange(0, BLOCKS), 0), axis=0)
+
+
+@triton.jit
+def load_block(logits_ptr, row, stride, first, block, needed, V, BLOCK: tl.constexpr):
+    """Logits of block ``block`` of the slice from ``first`` on, minus infinity if not needed."""
+    ids = first + block * BLOCK + tl.arange(0, BLOCK)
+    end = tl.where(((needed >> block) & 1) == 1, V, 0)
+    return tl.load(logits_ptr + row * stride + ids, mask=ids < end, other=float("-inf"))
 
 
 @triton.jit
@@ -159,9 +177,15 @@ def narrow_bracket_kernel(
     top_k = tl.load(top_ks_ptr + request)
     top_p = tl.load(top_ps_ptr + request)
     min_p = tl.load(min_ps_ptr + request)
-    best_key, maximum, total = softmax_state(best_keys_ptr, sums_ptr, slot, slope, P, BLOCK_P)
     by_top_k, cut = is_cut(top_k, top_p, min_p, V)
     by_group = by_top_k & (top_k <= V // (SLICE // GROUPS))
+    first = part * SLICE
+    BLOCKS: tl.constexpr = SLICE // BLOCK
+    # Nearly every block reaches the first bracket: two are asked for before that is known.
+    needed = tl.where((LEVEL == 0) & cut & (by_group == 0), (1 << BLOCKS) - 1, 0)
+    this = load_block(logits_ptr, row, stride_logits, first, 0, needed, V, BLOCK)
+    next_one = load_block(logits_ptr, row, stride_logits, first, 1, needed, V, BLOCK)
+    best_key, maximum, total = softmax_state(best_keys_ptr, sums_ptr, slot, slope, P, BLOCK_P)
     idle = is_greedy_row(maximum, slope, top_k) | (cut == 0)
     if idle | (by_group & (part > 0)):
         return
@@ -191,14 +215,23 @@ def narrow_bracket_kernel(
         # The next launch reads them: recomputed there, they might be rounded in another way.
         tl.store(edges_ptr + at * EDGES + edge, edges)
     masses = tl.zeros([EDGES, BLOCK], tl.float32)
-    lanes: tl.constexpr = GROUPS * BLOCK // SLICE
-    for block in range(SLICE // BLOCK):
-        group = (slot * P + part) * GROUPS + block * lanes + tl.arange(0, lanes)
-        if tl.max(tl.load(group_orders_ptr + group), axis=0) >= low:
-            ids = part * SLICE + block * BLOCK + tl.arange(0, BLOCK)
-            logits, orders = load_orders(logits_ptr, row, stride_logits, ids, V)
+    if LEVEL > 0:
+        needed = needed_blocks(group_orders_ptr, (slot * P + part) * GROUPS, low, GROUPS, BLOCKS)
+        this = load_block(logits_ptr, row, stride_logits, first, 0, needed, V, BLOCK)
+        next_one = load_block(logits_ptr, row, stride_logits, first, 1, needed, V, BLOCK)
+    for block in tl.static_range(BLOCKS):
+        raw = this
+        this = next_one
+        if block + 2 < BLOCKS:
+            next_one = load_block(
+                logits_ptr, row, stride_logits, first, block + 2, needed, V, BLOCK
+            )
+        if ((needed >> block) & 1) == 1:
+            logits, orders = orders_of(raw)
             weights = tl.where(by_top_k, 1.0, tl.exp2((logits - maximum) * slope))
-            masses += tl.where(orders[None, :] >= edges[:, None], weights[None, :], 0.0)
+            masses = tl.where(
+                orders[None, :] >= edges[:, None], masses + weights[None, :], masses
+            )  # fmt: skip
     tl.store(edge_masses_ptr + (at * P + part) * EDGES + edge, tl.sum(masses, axis=1))
 
 
@@ -212,6 +245,7 @@ def collect_candidates_kernel(
     min_ps_ptr,  # [B] float32
     best_keys_ptr,  # [slots, P] int64
     sums_ptr,  # [slots, P] float32
+    group_orders_ptr,  # [slots, P * GROUPS] int32
     brackets_ptr,  # [L + 1, slots, 2] int32
     edges_ptr,  # [L, slots, E] int32
     edge_masses_ptr,  # [L, slots, P, E] float32
@@ -228,6 +262,7 @@ def collect_candidates_kernel(
     GROUPS: tl.constexpr,
     EDGES: tl.constexpr,
     FEW: tl.constexpr,
+    BLOCK: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
     """Program (slot, p): keys of slice p in the last bracket, to the slot's list; mass above it."""
@@ -240,7 +275,7 @@ def collect_candidates_kernel(
     top_k = tl.load(top_ks_ptr + request)
     top_p = tl.load(top_ps_ptr + request)
     min_p = tl.load(min_ps_ptr + request)
-    _, maximum, total = softmax_state(best_keys_ptr, sums_ptr, slot, slope, P, BLOCK_P)
+    _best_key, maximum, total = softmax_state(best_keys_ptr, sums_ptr, slot, slope, P, BLOCK_P)
     by_top_k, cut = is_cut(top_k, top_p, min_p, V)
     if is_greedy_row(maximum, slope, top_k) | (cut == 0):
         return
@@ -254,20 +289,29 @@ def collect_candidates_kernel(
         at = LEVELS * tl.num_programs(0).to(tl.int64) + slot
         tl.store(brackets_ptr + 2 * at, low)
         tl.store(brackets_ptr + 2 * at + 1, high)
-    best = (tl.load(best_keys_ptr + slot * P + part) >> 32).to(tl.int32)
-    if best < low:
-        tl.store(masses_above_ptr + slot * P + part, tl.zeros([], tl.int64))
-        return
-    ids = part * SLICE + tl.arange(0, SLICE)
-    logits, orders = load_orders(logits_ptr, row, stride_logits, ids, V)
-    weights = (tl.exp2((logits - maximum) * slope) * MASS_UNIT).to(tl.int64)
-    above = tl.sum(tl.where(orders >= high, weights, 0), axis=0)
-    tl.store(masses_above_ptr + slot * P + part, above)
-    wanted = (orders >= low) & (orders < high) & (ids < V)
-    count = tl.sum(wanted.to(tl.int32), axis=0)
+    first = part * SLICE
+    BLOCKS: tl.constexpr = SLICE // BLOCK
+    needed = needed_blocks(group_orders_ptr, (slot * P + part) * GROUPS, low, GROUPS, BLOCKS)
+    above = tl.zeros([BLOCK], tl.int64)
+    number = tl.zeros([BLOCK], tl.int32)
+    for block in tl.static_range(BLOCKS):
+        # What is not loaded is minus infinity, below any bracket.
+        raw = load_block(logits_ptr, row, stride_logits, first, block, needed, V, BLOCK)
+        logits, orders = orders_of(raw)
+        weights = tl.exp2((logits - maximum) * slope) * MASS_UNIT
+        above += tl.where(orders >= high, weights, 0.0).to(tl.int64)
+        number += ((orders >= low) & (orders < high)).to(tl.int32)
+    tl.store(masses_above_ptr + slot * P + part, tl.sum(above, axis=0))
+    count = tl.sum(number, axis=0)
     if count == 0:
         return
-    first = tl.atomic_add(counts_ptr + slot, count)
-    place = first + tl.cumsum(wanted.to(tl.int32), axis=0) - 1
-    list_ptr = candidates_ptr + slot * (V + FEW)
-    tl.store(list_ptr + place, sortable_key(orders, ids), mask=wanted)
+    # Loaded again, from the cache, rather than held: fewer registers, more programs at once.
+    start = tl.atomic_add(counts_ptr + slot, count)
+    for block in range(BLOCKS):
+        raw = load_block(logits_ptr, row, stride_logits, first, block, needed, V, BLOCK)
+        _logits, orders = orders_of(raw)
+        wanted = (orders >= low) & (orders < high)
+        place = slot * (V + FEW) + start + tl.cumsum(wanted.to(tl.int32), axis=0) - 1
+        keys = sortable_key(orders, first + block * BLOCK + tl.arange(0, BLOCK))
+        tl.store(candidates_ptr + place, keys, mask=wanted)
+        start += tl.sum(wanted.to(tl.int32), axis=0)

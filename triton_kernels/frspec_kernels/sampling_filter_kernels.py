@@ -46,13 +46,20 @@ def base_two_slope(temperatures_ptr, request):
 
 
 @triton.jit
+def orders_of(logits):
+    """Logits as float32, NaN as minus infinity, and their :func:`score_order`."""
+    logits = logits.to(tl.float32)
+    logits = tl.where(logits == logits, logits, float("-inf"))
+    return logits, score_order(logits)
+
+
+@triton.jit
 def load_orders(logits_ptr, row, stride, ids, V):
     """Logits, NaN as minus infinity, and their :func:`score_order`; past V below all."""
     inside = ids < V
     logits = tl.load(logits_ptr + row * stride + ids, mask=inside, other=float("-inf"))
-    logits = logits.to(tl.float32)
-    logits = tl.where(logits == logits, logits, float("-inf"))
-    return logits, tl.where(inside, score_order(logits), LOWEST_ORDER)
+    logits, orders = orders_of(logits)
+    return logits, tl.where(inside, orders, LOWEST_ORDER)
 
 
 @triton.jit

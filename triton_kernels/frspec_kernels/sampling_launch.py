@@ -23,13 +23,14 @@ ALL_ROWS_LIMIT = 10 << 20
 LEVELS = 2
 EDGES = 16
 NARROW_BLOCK = 512
+COLLECT_BLOCK = 1024
 CANDIDATES_BLOCK = 256
 # A list of candidates longer than this is shortened on the way to its pivot.
 SHRINK_FROM = 8192
 # Of so many candidates each is compared with all.
 FEW = 256
 SLICE_WARPS = 8
-NARROW_WARPS = 8
+NARROW_WARPS = 4
 DECIDE_WARPS = 8
 
 
@@ -82,7 +83,7 @@ def collect_constexprs(sizes: Sizes) -> dict[str, Any]:
     return {
         "LEVELS": LEVELS, "N": sizes.nodes, "P": sizes.parts,
         "BLOCK_P": next_power_of_2(sizes.parts), "SLICE": sizes.slice, "GROUPS": GROUPS,
-        "EDGES": EDGES, "FEW": FEW,
+        "EDGES": EDGES, "FEW": FEW, "BLOCK": min(COLLECT_BLOCK, sizes.slice),
     }  # fmt: skip
 
 
@@ -166,6 +167,7 @@ def _collect_spec(sizes: Sizes) -> CompileSpec:
     current, fixed = _slots(sizes)
     signature = current | _PARAMETERS | _BRACKETS | _pointers("fp32", "logits", "sums")
     signature |= _pointers("i64", "best_keys", "masses_above", "candidates") | _LOGITS
+    signature |= _pointers("i32", "group_orders")
     return CompileSpec(
         collect_candidates_kernel, signature, collect_constexprs(sizes) | fixed, SLICE_WARPS
     )
