@@ -48,13 +48,14 @@ def expected(
     model: Any, prompt: list[int], temperatures: list[float], contexts: int
 ) -> list[Expected]:
     """What the target replies to ``prompt`` at each temperature."""
-    logits = model(torch.tensor([prompt])).logits[0, -1].double()
+    logits = model(torch.tensor([prompt]), logits_to_keep=1).logits[0, -1].double()
     first = [(logits / heat).softmax(-1) for heat in temperatures]
     begins = logits.topk(min(contexts, len(logits))).indices
     second = [torch.zeros_like(logits) for _ in temperatures]
     for tokens in begins.split(ROWS):
         rows = torch.tensor([prompt]).expand(len(tokens), -1)
-        following = model(torch.cat([rows, tokens[:, None]], 1)).logits[:, -1].double()
+        context = torch.cat([rows, tokens[:, None]], 1)
+        following = model(context, logits_to_keep=1).logits[:, -1].double()
         for p, total, heat in zip(first, second, temperatures, strict=True):
             total += p[tokens] @ (following / heat).softmax(-1)
     return [

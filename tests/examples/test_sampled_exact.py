@@ -16,7 +16,7 @@ PROMPT = [3, 7]
 def markov(seed):
     """A model whose next token follows from the last one."""
     table = 1.5 * torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(seed))
-    return lambda ids: SimpleNamespace(logits=table[ids]), table.double()
+    return lambda ids, logits_to_keep: SimpleNamespace(logits=table[ids]), table.double()
 
 
 @pytest.mark.parametrize("contexts", [VOCAB, 20])
