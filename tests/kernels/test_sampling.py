@@ -291,6 +291,27 @@ def test_greedy_requests_take_the_best_token():
         assert int(got.accept_lens[b]) == len(said)
 
 
+def test_an_infinite_temperature_is_not_greedy():
+    """A request's 1e39 is infinite as float32: what is kept of four finite logits is as likely."""
+    settings = [(0, 1.0, 4), (0, 0.5, 2), (3, 1.0, 3)]
+    each = 200 if ON_GPU else 4
+    top_k, top_p, kept = (torch.tensor(x * each) for x in zip(*settings, strict=True))
+    batch = len(kept)
+    logits = torch.full((batch * 2, 300), -math.inf)
+    held = torch.tensor([140, 9, 299, 77])
+    logits[:, held] = torch.tensor([60.0, 3.0, -1e4, -1e30])
+    tokens = torch.tensor([[0, 9]]).expand(batch, 2).contiguous()
+    parents = torch.tensor([[-1, 0]], dtype=torch.int32).expand(batch, 2).contiguous()
+    hot, seeds = torch.tensor([1e39] * batch), torch.arange(batch)
+    sampling = Sampling(hot, top_k.int(), top_p, torch.zeros(batch), seeds)
+    p = Problem(logits, tokens, parents, seeds, 2, sampling, None)
+    got = run(p.on(DEVICE))
+    assert_outcomes(p, got)
+    first = [held.tolist().index(token) for token in got.path_tokens[:, 0].tolist()]
+    assert all(rank < count for rank, count in zip(first, kept.tolist(), strict=True))
+    assert len({*first}) >= 3
+
+
 def test_an_empty_batch():
     p = problem(1, 3, 50, 2, 1)
     logits, tokens, parents, lens = (x[:0].to(DEVICE) for x in p[:4])

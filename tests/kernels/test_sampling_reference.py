@@ -432,3 +432,10 @@ def test_cold_rows_are_greedy(temperature):
     p = target_distribution(logits, temperature)
     expected = [0, 1, 0, 0] if temperature == 0 else [0, 0.5, 0.5, 0]
     assert p.tolist() == expected
+
+
+def test_an_infinite_temperature_is_uniform_over_what_is_finite():
+    logits = torch.tensor([5.0, -math.inf, math.nan, -3.0, 0.0, 1.0], dtype=torch.float64)
+    assert target_distribution(logits, math.inf).tolist() == [0.25, 0, 0, 0.25, 0.25, 0.25]
+    # The order of the logits still decides what is kept.
+    assert target_distribution(logits, math.inf, top_p=0.5).tolist() == [0.5, 0, 0, 0, 0, 0.5]

@@ -142,3 +142,24 @@ def test_the_way_to_the_pivot_does_not_move_it(levels, edges, monkeypatch):
     got, _ = pivots_of(logits)
     for row, x, a, b in zip(ROWS, logits, expected.tolist(), got.tolist(), strict=True):
         assert torch.equal(kept_by(x, a), kept_by(x, b)), row
+
+
+@pytest.mark.parametrize("offset", [1e5, -1e5])
+def test_min_p_at_large_logits_keeps_no_score_below_it(offset):
+    """The score of 0.1 lies between two float32, the nearer of which weighs 0.0998."""
+    step = 2.0**-7
+    logits = torch.full((4, 300), offset - 3.0)
+    logits[:, 40], logits[:, 7], logits[:, 250] = offset, offset - 295 * step, offset - 294 * step
+    none = torch.zeros(4, dtype=torch.int64, device=DEVICE)
+    sampling = Sampling(
+        torch.ones(4, device=DEVICE), torch.tensor([0, 200, 0, 200], device=DEVICE).int(),
+        torch.tensor([1.0, 1.0, 0.9999, 0.9999], device=DEVICE), torch.full_like(none.float(), 0.1),
+        none,
+    )  # fmt: skip
+    memory = poison(allocate_sampling_workspace(4, 1, 300, 1, DEVICE))
+    parents = torch.full((4, 1), -1, dtype=torch.int32, device=DEVICE)
+    accept_sampled(
+        logits.to(DEVICE), none[:, None], parents, none, 1, sampling, workspace=memory
+    )  # fmt: skip
+    for row, pivot in zip(logits, memory.pivots.tolist(), strict=True):
+        assert kept_by(row, pivot).nonzero().flatten().tolist() == [40, 250]

@@ -27,16 +27,17 @@ from .primitives import (
     sortable_key,
 )
 from .sampling_filter_kernels import (
+    LEAST_SCORE,
     MASS_UNIT,
     base_two_slope,
     is_cut,
     is_greedy_row,
     orders_of,
     row_of_slot,
+    share_order,
     softmax_state,
 )
 
-LEAST_SCORE = tl.constexpr(-3.4028234663852886e38)
 # Tokens that far below the best, as powers of two, weigh 0 as integers.
 REACH = tl.constexpr(64.0)
 # Of a sum of float32, and of a weight rounded to an integer: several times what they can be.
@@ -74,8 +75,8 @@ def first_bracket(maximum, total, slope, by_top_k, top_p, min_p, V):
     # A little lower than exact, for what is rounded.
     share = tl.where(top_p < 1.0, total * (1.0 - top_p) / V * 0.999, 0.0)
     least = tl.where(by_top_k, 1.0, tl.maximum(share, min_p))
-    score = tl.maximum(maximum + tl.log2(tl.minimum(least, 1.0)) / slope, LEAST_SCORE)
-    low = score_order(tl.where(by_top_k, LEAST_SCORE, score))
+    lowest = score_order(tl.full([], LEAST_SCORE, tl.float32))
+    low = tl.where(by_top_k, lowest, share_order(maximum, slope, least))
     return low, tl.where(by_top_k | (top_p < 1.0), HIGHEST_ORDER, low)
 
 

@@ -25,6 +25,8 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 MASS_UNIT = tl.constexpr(1099511627776.0)  # 2**40
 # Below this the reciprocal overflows; the row is greedy.
 LEAST_TEMPERATURE = tl.constexpr(1.1754943508222875e-38)
+LEAST_SCORE = tl.constexpr(-3.4028234663852886e38)
+LEAST_SLOPE = tl.constexpr(1.1754943508222875e-38)  # a normal float32
 
 
 @triton.jit
@@ -39,10 +41,14 @@ def row_of_slot(current_ptr, slot, N: tl.constexpr):
 
 @triton.jit
 def base_two_slope(temperatures_ptr, request):
-    """log2(e) / temperature, or 0 for a greedy request."""
+    """log2(e) / temperature, or 0 for a greedy request.
+
+    Never 0 for another: an infinite temperature levels what is finite, and is not greedy.
+    """
     temperature = tl.load(temperatures_ptr + request)
     usable = temperature >= LEAST_TEMPERATURE
-    return tl.where(usable, LOG2_E / tl.where(usable, temperature, 1.0), 0.0)
+    slope = tl.maximum(LOG2_E / tl.where(usable, temperature, 1.0), LEAST_SLOPE)
+    return tl.where(usable, slope, 0.0)
 
 
 @triton.jit
@@ -74,6 +80,20 @@ def softmax_state(best_keys_ptr, sums_ptr, slot, slope, P: tl.constexpr, BLOCK_P
     scales = tl.exp2((key_score(keys) - maximum) * slope)
     # Parts of minus infinities count nothing; where all are, the row is greedy.
     return best_key, maximum, tl.sum(tl.where(sums > 0, sums * scales, 0.0), axis=0)
+
+
+@triton.jit
+def share_order(maximum, slope, share):
+    """Order of the least score whose weight reaches ``share`` of the best one's, finite at least.
+
+    The score is rounded, by half a percent of the weight where logits are 1e5. Rounded down, it is
+    that of a token below the share.
+    """
+    exponent = tl.log2(tl.minimum(share, 1.0))
+    score = tl.maximum(maximum + exponent / slope, LEAST_SCORE)
+    # What log2, the quotient and the product round must not push up a token that has the share.
+    below = (score - maximum) * slope < exponent - tl.maximum(-exponent, 1.0) * 1e-6
+    return score_order(score) + below.to(tl.int32)
 
 
 @triton.jit

@@ -13,8 +13,8 @@ has 31 bits for an id, of which most are the same in every key.
 import triton
 import triton.language as tl
 
-from .primitives import LOWEST_KEY, MAX_TOKEN_ID, key_score, score_order
-from .sampling_filter_kernels import MASS_UNIT
+from .primitives import LOWEST_KEY, MAX_TOKEN_ID, key_score
+from .sampling_filter_kernels import MASS_UNIT, share_order
 
 PIVOTS = tl.constexpr(8)  # tried in one pass over the candidates
 WIDE = tl.constexpr(4)  # blocks in one step of a pass without pivots
@@ -193,8 +193,8 @@ def kept_set(
         kept = mass_from(candidates_ptr, count, pivot, maximum, slope, BLOCK)
         mass = kept
         if min_p > 0.0:
-            score = maximum + tl.log2(tl.minimum(min_p, 1.0)) / slope
-            least = tl.minimum(score_order(score).to(tl.int64) << 32, best_key)
+            least_order = share_order(maximum, slope, min_p)
+            least = tl.minimum(least_order.to(tl.int64) << 32, best_key)
             mass_least = mass_from(candidates_ptr, count, least, maximum, slope, BLOCK)
     if top_p < 1.0:
         # No more than there is: the product is rounded.

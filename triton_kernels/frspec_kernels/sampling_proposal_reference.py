@@ -64,7 +64,8 @@ def draw_children_on_cpu(
     p = torch.where(probs > 0, probs.double(), 0.0)
     best = p.amax(1, keepdim=True).clamp(min=1e-300)
     heat = torch.where(greedy, 1.0, each(temperatures.double()))
-    tempered = (p / best) ** (1 / heat)
+    # 0 stays 0 at an infinite temperature too.
+    tempered = ((p / best) ** (1 / heat)).where(p > 0, 0.0)
     weights = torch.where(greedy, p, tempered.where(tempered >= LEAST_WEIGHT.value, 0.0))
     total = weights.sum(1, keepdim=True)
     q = torch.where(greedy | (total <= 0), weights, weights / total.clamp(min=1e-300))

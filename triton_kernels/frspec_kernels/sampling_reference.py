@@ -24,7 +24,7 @@ def target_distribution(
 
     Args:
         logits: ``[V]``.
-        temperature: 0 is greedy.
+        temperature: 0 is greedy; infinity is uniform over the finite logits.
         top_k: how many ids to keep; ``None`` keeps all.
         top_p: mass to keep, of what top-k kept.
         min_p: least probability to keep, as a share of the largest.
@@ -37,7 +37,8 @@ def target_distribution(
     scaled = (logits - best) / temperature if temperature > 0 and best.isfinite() else None
     if scaled is None:
         return _one_hot(logits, int(logits.argmax()))
-    p = scaled.exp()
+    # An infinite temperature levels what is finite, and leaves minus infinity where it is.
+    p = scaled.where(logits > -torch.inf, -torch.inf).exp()
     p = p / p.sum()
     if top_k is None and top_p >= 1 and min_p <= 0:
         return p
