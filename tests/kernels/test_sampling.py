@@ -339,6 +339,14 @@ def test_arguments_that_do_not_fit(change, error, words):
         accept_sampled(*change(problem(2, 3, 50, 2, 1)).arguments)
 
 
+@pytest.mark.parametrize("columns", [0, 1 << 23])
+def test_vocabularies_whose_mass_does_not_fit(columns):
+    p = problem(2, 3, 50, 2, 1)
+    p = p._replace(logits=torch.zeros(columns).expand(6, columns))
+    with pytest.raises(ValueError, match=f"2\\^23 - 1 columns, got {columns}$"):
+        accept_sampled(*p.arguments)
+
+
 def test_thresholds_and_lists_that_do_not_fit():
     p = with_lists(problem(2, 3, 50, 2, 1), 8, 1, 1)
     with pytest.raises(ValueError, match="threshold_acc in"):

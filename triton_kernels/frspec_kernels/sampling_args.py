@@ -9,6 +9,7 @@ from . import sampling_launch
 from .sampling_launch import GROUPS, Sizes
 from .tree_args import INDEX_TYPES, check_tensor
 
+VOCAB_LIMIT = 1 << 23  # so many weights of 2^40 units each, the largest, pass int64
 MAX_LIST = 1024
 _PARAMETER_TYPES = {
     "temperatures": torch.float32,
@@ -135,8 +136,8 @@ def check_rows(
             f"logits are [{rows}, V] with contiguous rows, got {list(logits.shape)} "
             f"with strides {list(logits.stride())}"
         )
-    if logits.shape[1] < 1:
-        raise ValueError("logits have no columns")
+    if not 1 <= logits.shape[1] < VOCAB_LIMIT:
+        raise ValueError(f"logits have between 1 and 2^23 - 1 columns, got {logits.shape[1]}")
 
 
 def check_lists(lists: DraftLists, batch: int, nodes: int) -> None:
