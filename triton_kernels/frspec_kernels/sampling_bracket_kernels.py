@@ -47,6 +47,21 @@ BRANCHES = tl.constexpr(8)  # of a pass over the groups' maxima
 
 
 @triton.jit
+def load_truncation(
+    top_ks_ptr, top_ps_ptr, min_ps_ptr, request, V, GROUP_SIZE: tl.constexpr
+):  # fmt: skip
+    """Top-k, top-p and min-p; whether top-k cuts, whether groups bound it, whether anything cuts.
+
+    The k-th largest maximum is a bound where there are at least k groups.
+    """
+    top_k = tl.load(top_ks_ptr + request)
+    top_p = tl.load(top_ps_ptr + request)
+    min_p = tl.load(min_ps_ptr + request)
+    by_top_k, cut = is_cut(top_k, top_p, min_p, V)
+    return top_k, top_p, min_p, by_top_k, by_top_k & (top_k <= V // GROUP_SIZE), cut
+
+
+@triton.jit
 def kth_order(orders, best_order, top_k):
     """An order that at least ``top_k`` of ``orders`` [G] reach, or the lowest finite one.
 
@@ -175,11 +190,9 @@ def narrow_bracket_kernel(
     if node < 0:
         return
     slope = base_two_slope(temperatures_ptr, request)
-    top_k = tl.load(top_ks_ptr + request)
-    top_p = tl.load(top_ps_ptr + request)
-    min_p = tl.load(min_ps_ptr + request)
-    by_top_k, cut = is_cut(top_k, top_p, min_p, V)
-    by_group = by_top_k & (top_k <= V // (SLICE // GROUPS))
+    top_k, top_p, min_p, by_top_k, by_group, cut = load_truncation(
+        top_ks_ptr, top_ps_ptr, min_ps_ptr, request, V, SLICE // GROUPS
+    )
     first = part * SLICE
     BLOCKS: tl.constexpr = SLICE // BLOCK
     # Nearly every block reaches the first bracket: two are asked for before that is known.
@@ -273,14 +286,12 @@ def collect_candidates_kernel(
     if node < 0:
         return
     slope = base_two_slope(temperatures_ptr, request)
-    top_k = tl.load(top_ks_ptr + request)
-    top_p = tl.load(top_ps_ptr + request)
-    min_p = tl.load(min_ps_ptr + request)
+    top_k, top_p, _min_p, by_top_k, by_group, cut = load_truncation(
+        top_ks_ptr, top_ps_ptr, min_ps_ptr, request, V, SLICE // GROUPS
+    )
     _best_key, maximum, total = softmax_state(best_keys_ptr, sums_ptr, slot, slope, P, BLOCK_P)
-    by_top_k, cut = is_cut(top_k, top_p, min_p, V)
     if is_greedy_row(maximum, slope, top_k) | (cut == 0):
         return
-    by_group = by_top_k & (top_k <= V // (SLICE // GROUPS))
     low, high = next_bracket(
         brackets_ptr, edges_ptr, edge_masses_ptr, LEVELS - 1, slot, total, by_top_k, by_group,
         top_k, top_p, V, P, BLOCK_P, EDGES,
