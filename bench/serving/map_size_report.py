@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from bench.columns import aligned
 from bench.serving.map_speed import ALL
 from bench.serving.variants import EAGLE, FRSPEC
 
@@ -52,8 +53,4 @@ def _table(speeds: Speeds) -> str:
                 *(f"{speed['accept'][d] / most['accept'][d]:.1%}" for d in domains),
             ]
         )
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        for line in lines
-    )
+    return "\n".join(aligned(lines, left=0))

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from bench.columns import aligned
 from bench.serving.client import Answer
 from bench.serving.measure import accept_length
 from bench.serving.traffic import Prompt, Turn
@@ -76,8 +77,4 @@ def table(speeds: Mapping[str, Speed]) -> str:
                 *by_domain,
             ]
         )
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in cells)
-        for cells in (enumerate(zip(line, widths, strict=True)) for line in lines)
-    )
+    return "\n".join(aligned(lines))

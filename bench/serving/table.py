@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from bench.columns import aligned
 from bench.serving.rows import Row, gains
 
 HEADINGS = (
@@ -56,15 +57,8 @@ def title(row: Row) -> str:
 def text(case: Sequence[Row]) -> str:
     """The rows of one case as aligned columns under their title."""
     lines = [list(HEADINGS), *(cells(row, case) for row in case)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    aligned = [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    ]
-    return "\n".join([f"{title(case[0])} ({case[0].alternations} alternations)", *aligned])
+    heading = f"{title(case[0])} ({case[0].alternations} alternations)"
+    return "\n".join([heading, *aligned(lines)])
 
 
 def cases(rows: Sequence[Row]) -> list[list[Row]]:

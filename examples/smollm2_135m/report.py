@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+from bench.columns import aligned
 from examples.smollm2_135m.serving import Reply, accept_length, first_difference, outside_share
 
 _COLOURS = ("\033[36m", "\033[33m")
@@ -91,15 +92,7 @@ def table(replies: dict[str, Sequence[Reply]], hot: set[int]) -> str:
                 "yes" if same else "NO",
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-    return "\n".join([*lines, _EXPLANATION])
+    return "\n".join([*aligned(rows), _EXPLANATION])
 
 
 _EXPLANATION = """
