@@ -4,6 +4,7 @@ import argparse
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,6 +21,8 @@ DESCRIPTION = (
     "Serve FRSPEC at several sizes of one map, all servers at once, and compare the fastest size"
     " with the one that `frspec choose` names from times and accept lengths of the two ends."
 )
+# What a file of another kind, or a damaged one, comes to.
+_NO_RESULTS = (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError)
 STATUS = (
     "exit status: 0 all right, 1 a server failed or a text is wrong, 2 a bad request, 3 the size"
     " that frspec choose names is more than a step of the grid from the best served one"
@@ -81,31 +84,40 @@ def main(argv: list[str]) -> int:
     try:
         gpu = torch.cuda.is_available()
         run = MapSizeRun(args, _model(args), gpu, began, say)
+        settings = run.settings()
     except ValueError as error:
         print(f"bench map-sizes: {error}")
         return 2
-    with starting() as machine, running(run.variants, run.settings(), say) as fleet:
+    with starting() as machine, running(run.variants, settings, say) as fleet:
         for name, why in fleet.failures.items():
             say(f"FAILED {name}: {why}")
         machine.measure()
         status = run.measure(fleet)
-    _show(args.out / RESULTS, args.out)
+    if (args.out / RESULTS).exists():
+        _show(args.out / RESULTS, args.out)
     return status
 
 
 def _show(file: Path, out: Path) -> int:
     try:
         results = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        print(f"bench map-sizes: {file} holds no results: {error}")
+        table = gains(results)
+        if not table:
+            raise ValueError("no round was timed")
+        print(table)
+        out.mkdir(parents=True, exist_ok=True)
+        print(_drawn(results, out))
+    except _NO_RESULTS as error:
+        print(f"bench map-sizes: {file} holds no results: {type(error).__name__}: {error}")
         return 2
-    print(gains(results))
-    out.mkdir(parents=True, exist_ok=True)
-    try:
-        print(f"drawn: {draw(results, out)}")
-    except (ImportError, ValueError) as error:
-        print(f"not drawn: {error}")
     return 0
+
+
+def _drawn(results: dict[str, Any], out: Path) -> str:
+    try:
+        return f"drawn: {draw(results, out)}"
+    except (ImportError, ValueError) as error:
+        return f"not drawn: {error}"
 
 
 def _model(args: argparse.Namespace) -> ServedModel:

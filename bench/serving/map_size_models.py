@@ -41,10 +41,16 @@ class ServedModel:
 
 
 def _config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
     try:
-        return json.loads((folder / "config.json").read_text())
+        config = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
         raise ValueError(f"{folder} holds no config.json: convert the model first") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): convert the model again") from None
+    if not isinstance(config, dict) or not isinstance(config.get("vocab_size"), int):
+        raise ValueError(f"{path} has no vocab_size: it is no language model's")
+    return config
 
 
 def embedded_model(folder: Path) -> ServedModel:
@@ -99,23 +105,45 @@ def chain_model(
 
 
 def model_in_folders(target: Path, draft: Path, token_map: Path, prompts: Path) -> ServedModel:
-    """Any model, with prompts from a file."""
-    domains: dict[str, list[list[int]]] = defaultdict(list)
-    try:
-        lines = prompts.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ValueError(f"--prompts cannot be read: {error}") from None
-    for line in lines:
-        row = json.loads(line)
-        domains[row["domain"]].append(row["ids"])
-    if not domains:
-        raise ValueError(f"{prompts} holds no prompts")
+    """Any model, with prompts from a file.
+
+    Raises:
+        ValueError: a file is missing or damaged, or a prompt is none of this model's.
+    """
+    _config(draft)
     vocab = _config(target)["vocab_size"]
+    domains = _prompts(prompts, vocab)
     name = target.resolve().name
     return ServedModel(
         name,
-        *(target, draft, token_map, vocab, dict(domains)),
+        *(target, draft, token_map, vocab, domains),
         # Asked in token ids: a server loads a large tokenizer several times, seconds each.
         flags=("--skip-tokenizer-init",),
         ignore_eos=True,
     )
+
+
+def _prompts(path: Path, vocab: int) -> dict[str, list[list[int]]]:
+    """Token ids by domain, from a line of JSON each."""
+    domains: dict[str, list[list[int]]] = defaultdict(list)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--prompts cannot be read: {error}") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            domain, ids = str(row["domain"]), [int(token) for token in row["ids"]]
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f'{path}, line {number}: write {{"domain": …, "ids": [token ids]}}'
+                f" ({type(error).__name__}: {error})"
+            ) from None
+        if not ids or min(ids) < 0 or max(ids) >= vocab:
+            raise ValueError(f"{path}, line {number}: give ids from 0 to {vocab - 1}, one at least")
+        domains[domain].append(ids)
+    if not domains:
+        raise ValueError(f"{path} holds no prompts")
+    return dict(domains)

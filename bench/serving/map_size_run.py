@@ -5,6 +5,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 
@@ -13,6 +14,7 @@ from bench.serving import map_choice, text_report
 from bench.serving.client import Answer
 from bench.serving.map_size_models import ServedModel
 from bench.serving.map_size_profile import profile_round
+from bench.serving.map_size_request import check_names, check_numbers
 from bench.serving.map_speed import Speed, accept_by_domain, table
 from bench.serving.measure import Lengths
 from bench.serving.scoring import generated_with_scores, rounding_bound, scored
@@ -27,6 +29,7 @@ from sgl_frspec.maps.torch_files import torch_file_bytes
 
 FULL = "full"
 RESULTS = "map_sizes.json"
+EARLIER = "map_sizes.earlier.json"
 SIZE_FLAG = "--frspec-map-size"
 
 
@@ -47,6 +50,7 @@ class MapSizeRun:
     def __init__(
         self, args: argparse.Namespace, model: ServedModel, gpu: bool, began: float, say: Say
     ) -> None:
+        check_numbers(args)
         self.args, self.model, self._gpu, self._say = args, model, gpu, say
         self._deadline = began + args.time_limit if args.time_limit else float("inf")
         self._map = load_token_map(model.token_map)
@@ -58,18 +62,19 @@ class MapSizeRun:
                 " smaller batches"
             )
         self._asking = Asking(Lengths(args.short_tokens, args.tokens), model.ignore_eos)
-        args.out.mkdir(parents=True, exist_ok=True)
         self._by_size = {
             size: f"frspec-{size}" for size in sorted({self._size(text) for text in args.sizes})
         }
         self.variants = parse_variants(args.variant)
         stock = {self._size(text) for text in args.stock_size}
         self._stock_sizes = {f"eagle-{size}": size for size in sorted(stock)}
-        self.variants += [self._stock(*item) for item in self._stock_sizes.items()]
+        self.variants += [self._stock(name) for name in self._stock_sizes]
         self.variants += [
             Variant(name, FRSPEC, "", (SIZE_FLAG, str(size)))
             for size, name in self._by_size.items()
         ]
+        check_names(self.variants, args.profile)
+        self._vocabularies = {v.name: self._drafted(v) for v in self.variants}
         if args.check_text and all(variant.base != PLAIN for variant in self.variants):
             raise ValueError(f"--check-text needs a server that judges: --variant {PLAIN}")
         self.results: dict[str, object] = {
@@ -77,6 +82,7 @@ class MapSizeRun:
             "tree": str(args.tree),
             "machine": describe(torch.device("cuda" if gpu else "cpu")),
         }
+        self._make_folder()
 
     def _size(self, text: str) -> int:
         size = self.model.vocab if text == FULL else parse_size(text)
@@ -84,11 +90,24 @@ class MapSizeRun:
             raise ValueError(f"size {text}: the map has {len(self._map)} ids")
         return size
 
-    def _stock(self, name: str, size: int) -> Variant:
+    def _stock(self, name: str) -> Variant:
         """Stock SGLang drafts over all of a file: one with the map's first ids alone."""
-        path = self.args.out / f"map-{size}.pt"
-        path.write_bytes(torch_file_bytes(self._map.ids[:size]))
+        path = self._stock_map(self._stock_sizes[name])
         return Variant(name, EAGLE_MAP, "", ("--speculative-token-map", str(path)))
+
+    def _stock_map(self, size: int) -> Path:
+        return self.args.out / f"map-{size}.pt"
+
+    def _make_folder(self) -> None:
+        """Make ``--out`` with the maps of stock servers; what an earlier run found goes aside."""
+        out: Path = self.args.out
+        if out.exists() and not out.is_dir():
+            raise ValueError(f"--out {out} is a file; name a folder")
+        out.mkdir(parents=True, exist_ok=True)
+        if (out / RESULTS).exists():
+            (out / RESULTS).replace(out / EARLIER)
+        for size in self._stock_sizes.values():
+            self._stock_map(size).write_bytes(torch_file_bytes(self._map.ids[:size]))
 
     def settings(self) -> Settings:
         """Of all servers; each pool holds every prompt with its answer."""
@@ -229,7 +248,7 @@ class MapSizeRun:
                 continue
             found = profile_round(
                 *(server, self.prompts[0].ids, self.args.out / "traces" / name),
-                drafted=self._drafted(server.variant),
+                drafted=self._vocabularies[name],
                 steps=self.args.tree.steps,
                 ms_round=alone[name].ms_round if name in alone else None,
                 say=self._say,
@@ -239,6 +258,7 @@ class MapSizeRun:
 
     def _drafted(self, variant: Variant) -> int:
         """Ids that a variant's draft proposes."""
-        if SIZE_FLAG in variant.flags:
-            return int(variant.flags[variant.flags.index(SIZE_FLAG) + 1])
+        size = variant.flag(SIZE_FLAG)
+        if size is not None:
+            return parse_size(size)
         return self._stock_sizes.get(variant.name, self.model.vocab)

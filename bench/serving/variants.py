@@ -66,8 +66,11 @@ class Variant:
             ValueError: no known base, or a name that cannot name a file.
         """
         name, equals, rest = text.partition("=")
-        words = shlex.split(rest if equals else text)
-        if equals and not words:
+        try:
+            words = shlex.split(rest if equals else text)
+        except ValueError as error:
+            raise ValueError(f"{text!r}: {error}") from None
+        if not words:
             raise ValueError(f"{text!r} names no variant: write NAME=BASE[@BACKEND] FLAGS")
         base, _, backend = words[0].partition("@")
         name = name if equals else words[0]
@@ -76,6 +79,23 @@ class Variant:
         if not name or set(name) & set("/\\ \t"):
             raise ValueError(f"{name!r} cannot name a variant's log file: no blanks, no slashes")
         return cls(name, base, backend, tuple(words[1:]))
+
+    def flag(self, name: str) -> str | None:
+        """The value of one of its flags, written ``--name value`` or ``--name=value``.
+
+        Raises:
+            ValueError: the flag stands there without one.
+        """
+        words = iter(self.flags)
+        for word in words:
+            given, equals, value = word.partition("=")
+            if given != name:
+                continue
+            value = value if equals else next(words, "")
+            if not value or value.startswith("--"):
+                raise ValueError(f"{self.name}: {name} has no value")
+            return value
+        return None
 
     @property
     def speculates(self) -> bool:

@@ -72,3 +72,27 @@ def test_results_that_cannot_be_drawn_are_said(tmp_path: Path, capsys: pytest.Ca
     file.write_text("{")
     assert main(["--show", str(file), "--out", str(tmp_path)]) == 2
     assert "map_sizes.json holds no results" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", '"x"', "{}", '{"batch 1": null}', '{"batch 1": {"frspec-8": {}}}',
+     '{"batch 1": {"frspec-8": {"accept": {"all": 1}, "ms_round": null}}}'],
+)  # fmt: skip
+def test_a_file_of_another_kind_is_refused(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "map_sizes.json"
+    file.write_text(text)
+    assert main(["--show", str(file), "--out", str(tmp_path)]) == 2
+    assert "map_sizes.json holds no results" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("missing", ["model", "machine"])
+def test_incomplete_results_are_refused(
+    missing: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "map_sizes.json"
+    file.write_text(json.dumps({k: v for k, v in RESULTS.items() if k != missing}))
+    assert main(["--show", str(file), "--out", str(tmp_path)]) == 2
+    assert f"KeyError: '{missing}'" in capsys.readouterr().out

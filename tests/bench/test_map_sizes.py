@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -283,6 +284,16 @@ def test_prompts_of_a_file(tmp_path: Path):
     file.write_text("")
     with pytest.raises(ValueError, match="holds no prompts"):
         model_in_folders(tmp_path, tmp_path, tmp_path / "map.safetensors", file)
+    for line in ("x", "[1]", '{"domain": "a"}', '{"domain": "a", "ids": 3}'):
+        file.write_text(json.dumps(rows[0]) + "\n\n" + line)
+        with pytest.raises(ValueError, match=r"prompts\.jsonl, line 3: write "):
+            model_in_folders(tmp_path, tmp_path, tmp_path / "map.safetensors", file)
+    for ids in ([], [9], [-1]):
+        file.write_text(json.dumps({"domain": "a", "ids": ids}))
+        with pytest.raises(ValueError, match="line 1: give ids from 0 to 8"):
+            model_in_folders(tmp_path, tmp_path, tmp_path / "map.safetensors", file)
+    with pytest.raises(ValueError, match=r"missing holds no config\.json"):
+        model_in_folders(tmp_path, tmp_path / "missing", tmp_path / "map.safetensors", file)
     file.unlink()
     with pytest.raises(ValueError, match=r"--prompts cannot be read.*prompts\.jsonl"):
         model_in_folders(tmp_path, tmp_path, tmp_path / "map.safetensors", file)
@@ -365,12 +376,58 @@ def test_texts_are_those_of_the_target_up_to_ties_and_beyond_them(tmp_path: Path
         (["--shape", "tiny", "--sizes", "1k", "--batch", "1", "8"], "--batch 8: there are 4"),
     ],
 )
-def test_bad_requests_are_refused_before_anything_starts(
+def test_bad_requests_of_a_shape_are_refused(
     words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     folders = ["--model-folder", str(tmp_path / "model"), "--out", str(tmp_path / "out")]
     assert main([*words, "--tokens", "40", "--per-domain", "4", *folders]) == 2
     assert message in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--batch", "1", "0"], "--batch 0: give at least 1"),
+        (["--answer-batch", "0"], "--answer-batch 0"),
+        (["--groups", "-1"], "--groups -1"),
+        (["--alternations", "0"], "--alternations 0"),
+        (["--short-tokens", "0"], "--short-tokens 0"),
+        (["--tokens", "3"], "--tokens 3: a round is timed by a long answer less a short one of 3"),
+        (["--flags", "--x 'a"], "--flags"),
+        (["--variant", ""], "names no variant"),
+        (["--variant", "x=frspec 'a"], "No closing quotation"),
+        (["--profile", "frspec-5"], "--profile frspec-5: there is no such server, only frspec-4"),
+        (["--variant", "frspec-4=frspec"], "servers of the same name: frspec-4"),
+        (["--variant", "eagle-4=eagle", "--stock-size", "4"], "of the same name: eagle-4"),
+        (["--variant", "x=frspec --frspec-map-size"], "x: --frspec-map-size has no value"),
+        (["--variant", "x=frspec --frspec-map-size abc"], "'abc' is not a number of ids"),
+    ],
+)
+def test_bad_requests_are_refused_before_anything_starts(
+    words: list[str], message: str, tmp_path: Path
+):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        small_run(tmp_path, print, *words)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("given", ["--frspec-map-size=5", "--frspec-map-size 5"])
+def test_a_variants_own_size_is_what_its_draft_proposes(given: str, tmp_path: Path):
+    run = small_run(tmp_path, print, "--variant", f"x=frspec {given}", "--variant", "eagle")
+    assert run._vocabularies == {"x": 5, "eagle": 9, "frspec-4": 4, "frspec-9": 9}
+
+
+def test_what_an_earlier_run_found_is_kept_aside(tmp_path: Path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "map_sizes.json").write_text("earlier")
+    small_run(tmp_path, print)
+    assert (out / "map_sizes.earlier.json").read_text() == "earlier"
+    assert not (out / "map_sizes.json").exists()
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ValueError, match="file is a file; name a folder"):
+        small_run(tmp_path, print, "--out", str(file))
 
 
 def test_a_profiled_round_is_split_into_parts(tmp_path: Path):
