@@ -1,11 +1,12 @@
 """The stages from the package to measured servers, each a command with a result that is kept."""
 
+import contextlib
 import json
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,29 @@ class Comparison:
     stock_sizes: list[str]
     other_size: int
     tokens: int
+
+    @classmethod
+    def read(cls, settings: Path) -> "Comparison":
+        """From a file of settings.
+
+        Raises:
+            ValueError: it cannot be read, or its ``comparison`` is another one.
+        """
+        try:
+            given = json.loads(settings.read_text(encoding="utf-8"))["comparison"]
+            found = cls(**given)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"--settings {settings}: {type(error).__name__}: {error}; begin with a copy of"
+                f" {Path(__file__).with_name('settings.json')}"
+            ) from None
+        texts = (found.sizes, found.stock_sizes)
+        numbers = (found.other_size, found.tokens)
+        if not all(isinstance(t, list) and all(isinstance(x, str) for x in t) for t in texts):
+            raise ValueError(f'--settings {settings}: write sizes as ["16k", "full"]')
+        if not all(type(number) is int and number > 0 for number in numbers):
+            raise ValueError(f"--settings {settings}: other_size and tokens are numbers above 0")
+        return found
 
 
 @dataclass(frozen=True)
@@ -73,12 +97,14 @@ class Stage:
         what: it does, for the reader.
         commands: run one after the other.
         is_done: whether its result is there already.
+        needs: results of earlier stages, each with the name of its stage.
     """
 
     name: str
     what: str
     commands: Sequence[Sequence[str]]
     is_done: Callable[[], bool]
+    needs: Sequence[tuple[str, Path]] = ()
 
 
 class StageFailedError(RuntimeError):
@@ -95,6 +121,9 @@ def stages(
         gguf: the model file, if it need not be fetched.
         settings: of text and training.
         compare: further words for ``bench map-sizes``.
+
+    Raises:
+        ValueError: the settings cannot be read.
     """
     work, model = folders.work, folders.model
     train = ["--model", str(model), "--out", str(work), "--settings", str(settings)]
@@ -106,7 +135,12 @@ def stages(
     def never() -> bool:
         return False
 
-    comparison = Comparison(**json.loads(settings.read_text(encoding="utf-8"))["comparison"])
+    comparison = Comparison.read(settings)
+    target = ("model", model / "config.json")
+    written = ("text", work / "train.safetensors")
+    evaluated = ("text", work / "eval.safetensors")
+    ranked = [("maps", folders.token_map(name)) for name in ("weighted", "english")]
+    drafted = ("draft", folders.draft / "model.safetensors")
     source = ["--gguf", str(gguf)] if gguf else []
     maps = {"weighted": WEIGHTED, "english": ENGLISH}
     return [
@@ -121,6 +155,7 @@ def stages(
             "the target writes beginnings in six domains, and continues them",
             [training("prompts", "replies")],
             lambda: all((work / f"{p}.safetensors").is_file() for p in ("train", "eval")),
+            needs=[target],
         ),
         Stage(
             "maps",
@@ -138,24 +173,28 @@ def stages(
                 ],
             ],
             lambda: folders.prompts.is_file() and all(folders.token_map(n).is_file() for n in maps),
+            needs=[target, written],
         ),
         Stage(
             "draft",
             "train the draft on the text",
             [training("train")],
             lambda: _is_trained(work),
+            needs=[target, written, evaluated],
         ),
         Stage(
             "compare",
             "serve it without speculation, with stock EAGLE and with FRSPEC at several map sizes",
             [compare_command(folders, comparison, compare)],
             lambda: bool(comparison_results(folders).get("finished")),
+            needs=[target, *ranked, ("maps", folders.prompts), drafted],
         ),
         Stage(
             "evaluate",
             "accept lengths by size and domain, without a server",
             [training("evaluate")],
             (work / "evaluation.json").is_file,
+            needs=[target, evaluated, drafted],
         ),
     ]
 
@@ -199,9 +238,19 @@ def serve_flags(folders: Folders, size: int) -> list[str]:
 
 
 def comparison_results(folders: Folders) -> dict[str, Any]:
-    """What the comparison has measured so far; empty before its first result."""
+    """What the comparison has measured so far; empty before its first result.
+
+    Raises:
+        StageFailedError: the file is damaged.
+    """
     path = folders.work / "compare" / "map_sizes.json"
-    return json.loads(path.read_text()) if path.is_file() else {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise StageFailedError(f"{path} is damaged ({error}): delete it to measure anew") from None
+    if not isinstance(found, dict):
+        raise StageFailedError(f"{path} holds no results: delete it to measure anew")
+    return found
 
 
 def best_size(folders: Folders) -> int | None:
@@ -215,19 +264,31 @@ def _is_trained(work: Path) -> bool:
     log = work / "run_log.jsonl"
     if not (log.is_file() and (work / "draft" / "model.safetensors").is_file()):
         return False
-    rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    return any(row.get("stage") == "train" for row in rows)
+    return any(row.get("stage") == "train" for row in _whole_rows(log))
+
+
+def _whole_rows(log: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a log whose last one may be cut off, by a kill while it was written."""
+    for line in log.read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(ValueError):
+            yield json.loads(line)
 
 
 def run_stage(stage: Stage, log: Path, title: str) -> None:
     """Run one stage, unless it is done; its seconds go to ``log``.
 
     Raises:
-        StageFailedError: one of its commands failed.
+        StageFailedError: something that it needs is missing, or one of its commands failed.
     """
     if stage.is_done():
         print(f"{title} {stage.name}: done before", flush=True)
         return
+    for maker, path in stage.needs:
+        if not path.exists():
+            raise StageFailedError(
+                f"stage {stage.name} needs {path}, which stage {maker} makes: run it first, without"
+                f" --skip {maker}"
+            )
     print(f"{title} {stage.name}: {stage.what}", flush=True)
     began = time.monotonic()
     for command in stage.commands:
@@ -236,7 +297,7 @@ def run_stage(stage: Stage, log: Path, title: str) -> None:
         if status and not (stage.name == "compare" and status == 3):
             raise StageFailedError(
                 f"stage {stage.name} failed with status {status}: {shlex.join(command)}\n"
-                "what was finished is kept; the same command goes on from there"
+                "stages that were finished are kept; the same command goes on from there"
             )
     seconds = round(time.monotonic() - began, 1)
     print(f"{title} {stage.name}: {seconds} s", flush=True)

@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -145,6 +146,79 @@ def test_the_command_runs_the_chosen_stages(
     monkeypatch.setattr(command, "stages", failing)
     assert command.main(words) == 1
     assert "stage model failed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--settings", "missing.json"], "--settings missing.json: FileNotFoundError"),
+        (["--compare", "--tokens 'abc"], "No closing quotation"),
+        (["--compare", "--out elsewhere"], "--compare --out: run `python -m bench map-sizes`"),
+        (["--compare=--show=file"], "--compare --show"),
+        (["--work", __file__], "File exists"),
+    ],
+)
+def test_bad_words_are_refused_before_the_first_stage(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert command.main(["--work", str(tmp_path), "--model", str(tmp_path / "m"), *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+def test_wrong_flags_of_the_comparison_are_refused_before_the_first_stage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["--work", str(tmp_path), "--compare", "--nonsense 3"])
+    assert "unrecognized arguments: --nonsense 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("comparison", "message"),
+    [
+        (None, "KeyError"),
+        ([], "TypeError"),
+        ({"sizes": ["8k"]}, "missing 3 required"),
+        ({"sizes": "8k"}, 'write sizes as ["16k", "full"]'),
+        ({"stock_sizes": [8192]}, 'write sizes as ["16k", "full"]'),
+        ({"tokens": 0}, "other_size and tokens are numbers above 0"),
+        ({"new": 1}, "unexpected keyword argument 'new'"),
+    ],
+)
+def test_settings_of_another_kind_are_refused(comparison: object, message: str, tmp_path: Path):
+    good = {"sizes": ["8k"], "stock_sizes": ["8k"], "other_size": 8192, "tokens": 16}
+    if isinstance(comparison, dict) and comparison != {"sizes": ["8k"]}:
+        comparison = good | comparison
+    file = tmp_path / "settings.json"
+    file.write_text(json.dumps({} if comparison is None else {"comparison": comparison}))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Comparison.read(file)
+
+
+def test_a_stage_without_what_it_needs_says_who_makes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    words = ["--work", str(tmp_path), "--model", str(tmp_path / "m"), "--skip", "model"]
+    assert command.main([*words, "--until", "text"]) == 1
+    said = capsys.readouterr().err
+    assert f"stage text needs {tmp_path / 'm' / 'config.json'}, which stage model makes" in said
+
+
+def test_damaged_records_of_earlier_runs(tmp_path: Path):
+    folders = Folders(tmp_path / "model", tmp_path)
+    made = {s.name: s for s in stages(folders, None, command.SETTINGS, ())}
+    folders.draft.mkdir()
+    (folders.draft / "model.safetensors").touch()
+    # A kill while a row was written leaves a part of it.
+    (tmp_path / "run_log.jsonl").write_text('{"stage": "train", "seconds": 75}\n{"sta')
+    assert made["draft"].is_done()
+    results = tmp_path / "compare" / "map_sizes.json"
+    results.parent.mkdir()
+    for text in ("", "{", "[]"):
+        results.write_text(text)
+        with pytest.raises(StageFailedError, match=r"map_sizes\.json .*delete it"):
+            made["compare"].is_done()
 
 
 def test_the_command_line_answers_without_torch():
