@@ -11,6 +11,7 @@ import torch
 from bench.serving.map_size_models import ServedModel, chain_model, embedded_model, model_in_folders
 from bench.serving.map_size_plot import draw
 from bench.serving.map_size_report import gains
+from bench.serving.map_size_request import make_folder
 from bench.serving.map_size_run import RESULTS, MapSizeRun
 from bench.serving.one_at_a_time import starting
 from bench.serving.servers import running
@@ -21,12 +22,12 @@ DESCRIPTION = (
     "Serve FRSPEC at several sizes of one map, all servers at once, and compare the fastest size"
     " with the one that `frspec choose` names from times and accept lengths of the two ends."
 )
-# What a file of another kind, or a damaged one, comes to.
-_NO_RESULTS = (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError)
 STATUS = (
     "exit status: 0 all right, 1 a server failed or a text is wrong, 2 a bad request, 3 the size"
     " that frspec choose names is more than a step of the grid from the best served one"
 )
+# What a file of another kind, or a damaged one, comes to.
+_NO_RESULTS = (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError)
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
@@ -84,11 +85,10 @@ def main(argv: list[str]) -> int:
     try:
         gpu = torch.cuda.is_available()
         run = MapSizeRun(args, _model(args), gpu, began, say)
-        settings = run.settings()
     except ValueError as error:
         print(f"bench map-sizes: {error}")
         return 2
-    with starting() as machine, running(run.variants, settings, say) as fleet:
+    with starting() as machine, running(run.variants, run.settings(), say) as fleet:
         for name, why in fleet.failures.items():
             say(f"FAILED {name}: {why}")
         machine.measure()
@@ -100,12 +100,16 @@ def main(argv: list[str]) -> int:
 
 def _show(file: Path, out: Path) -> int:
     try:
+        make_folder(out)
+    except ValueError as error:
+        print(f"bench map-sizes: {error}")
+        return 2
+    try:
         results = json.loads(file.read_text(encoding="utf-8"))
         table = gains(results)
         if not table:
             raise ValueError("no round was timed")
         print(table)
-        out.mkdir(parents=True, exist_ok=True)
         print(_drawn(results, out))
     except _NO_RESULTS as error:
         print(f"bench map-sizes: {file} holds no results: {type(error).__name__}: {error}")

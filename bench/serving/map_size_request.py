@@ -1,17 +1,17 @@
 """What can be wrong in a request for ``bench map-sizes``, found before a server starts."""
 
 import argparse
-import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
-from bench.serving.variants import Variant
+from bench.serving.variants import Variant, names_given_twice
 
 # Below one there would be nothing to send or to time.
 _AT_LEAST_ONE = ("answer_batch", "per_domain", "groups", "alternations", "short_tokens")
 
 
 def check_numbers(args: argparse.Namespace) -> None:
-    """Refuse counts with which nothing could be measured, and flags that cannot be read.
+    """Refuse counts with which nothing could be measured.
 
     Raises:
         ValueError: names the flag and what it takes.
@@ -25,10 +25,6 @@ def check_numbers(args: argparse.Namespace) -> None:
             f"--tokens {args.tokens}: a round is timed by a long answer less a short one of"
             f" {args.short_tokens} tokens; give more, or a smaller --short-tokens"
         )
-    try:
-        shlex.split(args.flags)
-    except ValueError as error:
-        raise ValueError(f"--flags {args.flags!r}: {error}") from None
 
 
 def check_names(variants: Sequence[Variant], profiled: Sequence[str]) -> None:
@@ -37,13 +33,24 @@ def check_names(variants: Sequence[Variant], profiled: Sequence[str]) -> None:
     Raises:
         ValueError: says the names.
     """
-    names = [variant.name for variant in variants]
-    if twice := {name for name in names if names.count(name) > 1}:
+    if twice := names_given_twice(variants):
         raise ValueError(
-            f"servers of the same name: {', '.join(sorted(twice))}; names of a base and a size are"
+            f"servers of the same name: {', '.join(twice)}; names of a base and a size are"
             " those of --sizes and --stock-size: call the --variant otherwise"
         )
+    names = [variant.name for variant in variants]
     if unknown := [name for name in profiled if name not in names]:
         raise ValueError(
             f"--profile {' '.join(unknown)}: there is no such server, only {', '.join(names)}"
         )
+
+
+def make_folder(out: Path) -> None:
+    """Make ``out`` unless it is there.
+
+    Raises:
+        ValueError: it is a file.
+    """
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out} is a file; name a folder")
+    out.mkdir(parents=True, exist_ok=True)

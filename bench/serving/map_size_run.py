@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,13 +13,13 @@ from bench.serving import map_choice, text_report
 from bench.serving.client import Answer
 from bench.serving.map_size_models import ServedModel
 from bench.serving.map_size_profile import profile_round
-from bench.serving.map_size_request import check_names, check_numbers
+from bench.serving.map_size_request import check_names, check_numbers, make_folder
 from bench.serving.map_speed import Speed, accept_by_domain, table
 from bench.serving.measure import Lengths
 from bench.serving.scoring import generated_with_scores, rounding_bound, scored
 from bench.serving.servers import Fleet, Say, Server, Settings
 from bench.serving.traffic import Asking, Turn, mixed, take_turns
-from bench.serving.variants import EAGLE_MAP, FRSPEC, PLAIN, Variant, parse_variants
+from bench.serving.variants import EAGLE_MAP, FRSPEC, PLAIN, Variant, flag_words, parse_variants
 from bench.serving.verify_text import behind_after, judge
 from sgl_frspec.maps import load_token_map
 from sgl_frspec.maps.commands.arguments import parse_size
@@ -51,6 +50,7 @@ class MapSizeRun:
         self, args: argparse.Namespace, model: ServedModel, gpu: bool, began: float, say: Say
     ) -> None:
         check_numbers(args)
+        self._flags = flag_words(args.flags, "--flags")
         self.args, self.model, self._gpu, self._say = args, model, gpu, say
         self._deadline = began + args.time_limit if args.time_limit else float("inf")
         self._map = load_token_map(model.token_map)
@@ -68,7 +68,7 @@ class MapSizeRun:
         self.variants = parse_variants(args.variant)
         stock = {self._size(text) for text in args.stock_size}
         self._stock_sizes = {f"eagle-{size}": size for size in sorted(stock)}
-        self.variants += [self._stock(name) for name in self._stock_sizes]
+        self.variants += [self._stock(*item) for item in self._stock_sizes.items()]
         self.variants += [
             Variant(name, FRSPEC, "", (SIZE_FLAG, str(size)))
             for size, name in self._by_size.items()
@@ -82,7 +82,7 @@ class MapSizeRun:
             "tree": str(args.tree),
             "machine": describe(torch.device("cuda" if gpu else "cpu")),
         }
-        self._make_folder()
+        self._prepare_out()
 
     def _size(self, text: str) -> int:
         size = self.model.vocab if text == FULL else parse_size(text)
@@ -90,20 +90,18 @@ class MapSizeRun:
             raise ValueError(f"size {text}: the map has {len(self._map)} ids")
         return size
 
-    def _stock(self, name: str) -> Variant:
+    def _stock(self, name: str, size: int) -> Variant:
         """Stock SGLang drafts over all of a file: one with the map's first ids alone."""
-        path = self._stock_map(self._stock_sizes[name])
-        return Variant(name, EAGLE_MAP, "", ("--speculative-token-map", str(path)))
+        path = str(self._stock_map(size))
+        return Variant(name, EAGLE_MAP, "", ("--speculative-token-map", path))
 
     def _stock_map(self, size: int) -> Path:
         return self.args.out / f"map-{size}.pt"
 
-    def _make_folder(self) -> None:
+    def _prepare_out(self) -> None:
         """Make ``--out`` with the maps of stock servers; what an earlier run found goes aside."""
         out: Path = self.args.out
-        if out.exists() and not out.is_dir():
-            raise ValueError(f"--out {out} is a file; name a folder")
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         if (out / RESULTS).exists():
             (out / RESULTS).replace(out / EARLIER)
         for size in self._stock_sizes.values():
@@ -127,7 +125,7 @@ class MapSizeRun:
             flags=(
                 *("--max-running-requests", str(max(batches))),
                 *self.model.flags,
-                *shlex.split(args.flags),
+                *self._flags,
             ),
         )
 

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import shlex
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ from bench.serving.measure import Lengths
 from bench.serving.prompts import ChainPrompts, Prompts, RealPrompts, Workload
 from bench.serving.servers import Say, Settings, kv_tokens_that_fit
 from bench.serving.shapes import REAL_MODEL, SHAPES, Shape
-from bench.serving.variants import BASES, Tree, parse_variants
+from bench.serving.variants import BASES, Tree, flag_words, parse_variants
 from examples.smollm2_135m.serving import DRAFT, MODEL, TOKEN_MAP
 
 DEFAULT_TREE = "3x4x16"
@@ -140,4 +139,4 @@ def _common_flags(args: argparse.Namespace, workloads: Sequence[Workload]) -> tu
     flags = ["--max-running-requests", str(max(workload.batch for workload in workloads))]
     if args.shape != REAL_MODEL:
         flags.append("--skip-tokenizer-init")
-    return (*flags, *shlex.split(args.flags))
+    return (*flags, *flag_words(args.flags, "--flags"))

@@ -1,12 +1,25 @@
 """Ways to serve one model: without speculation, stock EAGLE, FRSPEC, each with further flags."""
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 PLAIN, EAGLE, EAGLE_MAP, FRSPEC = "nospec", "eagle", "eagle-map", "frspec"
 BASES = (PLAIN, EAGLE, EAGLE_MAP, FRSPEC)
+
+
+def flag_words(text: str, given_to: str) -> list[str]:
+    """The words of a server's flags, split as a shell would.
+
+    Raises:
+        ValueError: a quotation has no end; the message names the option ``given_to``.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"{given_to} {text!r}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -66,10 +79,7 @@ class Variant:
             ValueError: no known base, or a name that cannot name a file.
         """
         name, equals, rest = text.partition("=")
-        try:
-            words = shlex.split(rest if equals else text)
-        except ValueError as error:
-            raise ValueError(f"{text!r}: {error}") from None
+        words = flag_words(rest if equals else text, "--variant")
         if not words:
             raise ValueError(f"{text!r} names no variant: write NAME=BASE[@BACKEND] FLAGS")
         base, _, backend = words[0].partition("@")
@@ -125,7 +135,12 @@ def parse_variants(texts: Sequence[str]) -> list[Variant]:
         ValueError: one cannot be parsed, or two have one name.
     """
     variants = [Variant.parse(text) for text in texts]
-    names = [variant.name for variant in variants]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"variants of the same name: {', '.join(sorted(twice))}; write NAME=…")
+    if twice := names_given_twice(variants):
+        raise ValueError(f"variants of the same name: {', '.join(twice)}; write NAME=…")
     return variants
+
+
+def names_given_twice(variants: Sequence[Variant]) -> list[str]:
+    """Names of more than one of them."""
+    counts = Counter(variant.name for variant in variants)
+    return sorted(name for name, count in counts.items() if count > 1)

@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+from bench.serving.variants import flag_words
 from examples.gemma3_270m.stages import (
     Folders,
     Stage,
@@ -54,10 +55,7 @@ def _compare_words(text: str) -> list[str]:
     Raises:
         ValueError: they cannot be read, or would send the results elsewhere.
     """
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise ValueError(f"--compare {text!r}: {error}") from None
+    words = flag_words(text, "--compare")
     for own in ("--out", "--show"):
         if any(word == own or word.startswith(f"{own}=") for word in words):
             raise ValueError(f"--compare {own}: run `python -m bench map-sizes` for that")

@@ -139,10 +139,10 @@ def stages(
     target = ("model", model / "config.json")
     written = ("text", work / "train.safetensors")
     evaluated = ("text", work / "eval.safetensors")
-    ranked = [("maps", folders.token_map(name)) for name in ("weighted", "english")]
     drafted = ("draft", folders.draft / "model.safetensors")
     source = ["--gguf", str(gguf)] if gguf else []
     maps = {"weighted": WEIGHTED, "english": ENGLISH}
+    ranked = [("maps", folders.token_map(name)) for name in maps]
     return [
         Stage(
             "model",

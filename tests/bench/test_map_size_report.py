@@ -88,6 +88,15 @@ def test_a_file_of_another_kind_is_refused(
     assert "map_sizes.json holds no results" in capsys.readouterr().out
 
 
+def test_a_file_in_the_place_of_the_folder_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "map_sizes.json"
+    file.write_text(json.dumps(RESULTS))
+    assert main(["--show", str(file), "--out", str(file)]) == 2
+    assert f"--out {file} is a file; name a folder" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("missing", ["model", "machine"])
 def test_incomplete_results_are_refused(
     missing: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
